@@ -149,8 +149,9 @@ def import_own(module_name: str, what: str) -> ModuleType:
         ConfigError: the module cannot be found, or raises while it is imported.
     """
     # The processes of a run have no entry for the current folder on their path (`PYTHONSAFEPATH`),
-    # so that a checkout does not hide the installed package. The folder therefore comes last.
-    if os.getcwd() not in sys.path:
+    # so that a checkout does not hide the installed package. The folder therefore comes last. The
+    # class itself may have gone to another folder, and deleted it.
+    if module_name not in sys.modules and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     with as_config_error(what):
         try:

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 
 import pytest
 
 import mage_async as mage
+from mage_async.assembly import environment_of
 from mage_services.actor import preflight
 from mage_services.api import start_to_report
 from mage_services.api.start_to_report import start_run
@@ -126,6 +128,47 @@ def test_a_directory_that_holds_a_run_is_refused_before_anything_is_played(tmp_p
         mage.train(small(), run_dir=tmp_path, progress=False)
     with pytest.raises(Enough):
         mage.train(small(), run_dir=tmp_path / "other", progress=False)
+
+
+WANDERING = """
+import os, tempfile
+
+class Wandering:
+    "Say yes."
+    legal_actions = words = ("yes", "no")
+    max_turns = 2
+
+    def reset(self, seed, task):
+        self.folder = tempfile.TemporaryDirectory()
+        os.chdir(self.folder.name)
+        return "no"
+
+    def step(self, action):
+        return action, 1.0, True
+
+    def close(self):
+        self.folder.cleanup()
+"""
+
+
+def test_processes_start_where_the_command_did_whatever_a_class_does(tmp_path, monkeypatch):
+    def start(*given):
+        raise Enough(os.getcwd())
+
+    (tmp_path / "wandering.py").write_text(WANDERING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(start_to_report, "run_preflight", start)
+    rehearse = start_to_report.rehearse_all
+
+    def rehearse_all(config, *given):
+        rehearse(config, *given)
+        assert environment_of(config).rules() == "Say yes."  # although its folder is deleted
+
+    monkeypatch.setattr(start_to_report, "rehearse_all", rehearse_all)
+    config = small(**{"environment.name": "wandering:Wandering"})
+    with pytest.raises(Enough, match=f"^{tmp_path}$"):
+        mage.train(config, progress=False)
 
 
 HANGING = """

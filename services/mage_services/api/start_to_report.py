@@ -100,6 +100,7 @@ def start_run(
             f"a run needs Linux, which ends its processes when their parent dies, and this system "
             f"is {platform.system()}: start the run on a machine or in a container with Linux"
         )
+    folder = os.getcwd()
     check_start(config, is_resumed=is_resumed)
     # Before the run's directory is written, so that the next try finds it new. On a cluster the
     # nodes need SGLang, and this machine does not.
@@ -128,6 +129,8 @@ def start_run(
         say(f"{num_actors} actors: each computes, and this process may use {cores} cores")
     rehearse_all(config, say, runner)
     check_context_length(config)
+    # A class that was just played may have changed the folder, from which processes import it.
+    os.chdir(folder)
     if not is_resumed:  # a resumed run keeps the policy that it began with
         # With longer deadlines and a smaller batch, where the policy needs them.
         config = run_preflight(config, num_actors, say, runner)
