@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mage_services.processes.child_process import (
     end_in_words,
     frame,
     last_line,
+    members,
     waiting_notice,
 )
 
@@ -170,6 +172,18 @@ def test_the_end_of_a_process_is_in_words() -> None:
     assert end_in_words(3) == "ended with exit code 3"
     assert end_in_words(-signal.SIGKILL) == "was killed by SIGKILL"
     assert end_in_words(-40) == "was killed by signal 40"  # a real-time signal, without a name
+
+
+def test_a_name_that_is_cut_in_a_letter_hides_no_process_of_a_group() -> None:
+    name = "import sys; open('/proc/self/comm', 'wb').write(b'cut \\xc3'); print(flush=True)"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command(f"{name}; sys.stdin.read()"), stdin=pipe, stdout=pipe, start_new_session=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert members(child.pid) == [f"cut � ({child.pid})"]
+        child.communicate()
 
 
 def test_whoever_waits_says_so(

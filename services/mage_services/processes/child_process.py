@@ -517,8 +517,9 @@ def members(group: int) -> list[str]:
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended since
             # Such a file begins "815 (python) S 1 815 …": id, name, state, parent, group. The name
-            # may hold spaces and parentheses, so it ends at the last one.
-            pid, _, rest = file.read_text().partition(" (")
+            # may hold spaces and parentheses, so it ends at the last one, and is cut after 15
+            # bytes, perhaps in the middle of a letter.
+            pid, _, rest = file.read_text(errors="replace").partition(" (")
             name, _, fields = rest.rpartition(") ")
             state, _, its_group, *_ = fields.split()
             if int(its_group) == group and state not in "ZX":  # zombie, dead
