@@ -61,6 +61,8 @@ _MOST_ANCHOR_CHARS = 200
 """Number of characters above which an anchor is replaced by its digest."""
 _MOST_SHOWN = 20
 """Largest number of legal actions that the refusal of another action lists."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+"""Address in memory, as the default text of objects and functions has it."""
 _OWN_KEYS = ("is_valid", "tool_answers")
 """Keys of `info` with a meaning of their own, which the record of a turn stores in other fields."""
 _ORDER = "observation, reward, terminated[, truncated, info]"
@@ -824,12 +826,11 @@ class ResetStep(Environment):
         tasks: dict[str, Any] = {}
         for each in own:
             name = str(each)
-            kind: Any = type(each)
             where = f"environment {self._name!r}: members({split!r}) lists"
-            if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+            if _ADDRESS.search(name):
                 raise ConfigError(
-                    f"{where} a {kind.__name__}, whose text is its address in memory, which "
-                    "other processes do not know: give the class a `__str__`, or list texts"
+                    f"{where} {name:.60}, whose text has its address in memory, which other "
+                    "processes do not know: give its class a `__str__`, or list texts"
                 )
             if name in tasks:
                 raise ConfigError(

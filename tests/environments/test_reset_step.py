@@ -611,8 +611,9 @@ def test_tasks_and_seeds_of_train_and_held_out_are_disjoint(
         ("[3, '3', 4]", r"members\('train'\) lists 3 and '3', which have the same text"),
         (
             "[object(), 4]",
-            r"members\('train'\) lists a object, whose text is its address in memory",
+            r"members\('train'\) lists <object object at 0x.*>, whose text has its address in",
         ),
+        ("[[max], [print.__call__]]", r"lists \[<method-wrapper .*, whose text has its address in"),
     ],
 )
 def test_two_tasks_with_one_text_or_a_task_without_text_are_refused(
