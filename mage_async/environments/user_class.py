@@ -20,6 +20,8 @@ from hashlib import blake2s
 from types import CodeType
 from typing import Any
 
+import numpy as np
+
 from mage_async.environments.environment import (
     Belief,
     Chance,
@@ -43,7 +45,7 @@ from mage_async.environments.user_calls import (
     info_text,
     says_no_room,
 )
-from mage_async.errors import CallFault, ConfigError, has_lone_surrogate
+from mage_async.errors import CallFault, ConfigError, has_lone_surrogate, in_utf8
 from mage_async.trajectory import Task
 
 NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
@@ -307,7 +309,7 @@ class UserObject(Callee):
         self._last_legal = None if is_done else self._legal_actions(request.place)
         return Answered(
             Outcome(observation, reward, is_valid, is_done, tool_answers, text),
-            None if anchor is None else str(anchor),
+            None if anchor is None else in_utf8(str(anchor)),
             self._last_legal,
             None if is_done else self._legal_pattern(request.place),
         )
@@ -408,14 +410,15 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
     if not isinstance(value, tuple) or not 3 <= len(value) <= 5:
         got = f"{len(value)} values" if isinstance(value, tuple) else _short(value)
         raise CallFault(f"{place} must return {_ORDER}, got {got}")
-    observation, reward, terminated, *rest = value
+    # NumPy's `bool_` is neither a number nor a `bool`.
+    plain: list[Any] = [each.item() if isinstance(each, np.generic) else each for each in value]
+    observation, reward, terminated, *rest = plain
     defaults: tuple[Any, ...] = (False, {})
     truncated, info = *rest, *defaults[len(rest) :]
     if not is_finite(reward):
         raise CallFault(f"{place} must return a finite reward, got {_short(reward)}")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        # NumPy's `bool_`, which NumPy 2 calls `bool`, is no subclass of Python's.
-        if not isinstance(flag, bool) and type(flag).__name__ not in ("bool_", "bool"):
+        if not isinstance(flag, bool):
             raise CallFault(f"{place} must return True or False as {name}, got {flag!r:.60}")
     if not isinstance(info, Mapping):
         raise CallFault(f"{place} must return a dictionary as info, got {_short(info)}")

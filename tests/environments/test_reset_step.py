@@ -769,3 +769,15 @@ def test_a_rehearsal_that_takes_long_says_how_far_it_is(
     news = [line for line in said if "calls made" in line]
     assert len(news) > 3
     assert re.match(r"rehearsal: \d+ calls made; (step|reset) has taken \d+ s so far", news[0])
+
+
+def test_a_reward_may_be_a_truth_of_numpy_and_an_anchor_half_a_character(
+    write: Callable[..., Config],
+) -> None:
+    numpy = "    max_turns = 2\n" + STEP + "'on', *map(__import__('numpy').bool_, (True, False))"
+    environment = environment_of(write(own(numpy + "\n    anchor = '\\udcff' * 2")))
+    assert [each.reward for each in played(environment, "a", "b")[1:]] == [1.0, 1.0]
+    assert isinstance(environment, ResetStep)
+    play = environment.begin(Task("own", "0", 5), 0)
+    make_pending_calls(play)
+    assert play.anchor == "??"  # as halves of characters are written in all messages
