@@ -102,8 +102,10 @@ def device_for(config: Config, *, machine_bytes: int, memory_gb: float = 0.0) ->
 
 
 def _own_gpu(config: Config) -> Device | None:
-    """Return the GPU of this machine on which the learner is to compute; None without one."""
-    if not torch.cuda.is_available():
+    """Return the GPU of this machine on which the learner is to compute; None if the machine has
+    not all GPUs of the learner.
+    """
+    if not torch.cuda.is_available() or _gpus_of_learner(config)[-1] >= torch.cuda.device_count():
         return None
     found = torch.cuda.get_device_properties(torch.device(config.learner.device))
     # PyTorch does not tell peak rates: they are of the data sheet, if the GPU is named.
@@ -112,6 +114,12 @@ def _own_gpu(config: Config) -> Device | None:
     return replace(
         named, name=found.name, memory_bytes=found.total_memory, has_bfloat16=has_bfloat16
     )
+
+
+def _gpus_of_learner(config: Config) -> range:
+    """Return the GPUs on which a learner's ranks compute: they follow one another."""
+    first = int(config.learner.device.partition(":")[2] or 0)  # "cuda" is GPU 0
+    return range(first, first + config.learner.ranks)
 
 
 def check_dtype(dtype: str, device: Device, key: str) -> None:
@@ -369,12 +377,10 @@ def _learner(config: Config, shape: Shape, update: Update) -> list[ProcessMemory
         parts["gathered"] = _gathered(config, shape)
         if device_key == "cpu":  # ranks on GPUs copy a checkpoint to host memory
             parts["checkpoint"] = sum(parts[part] for part in ("weights", "masters", "optimizer"))
-    # "cuda:1" is GPU 1, "cuda" is GPU 0.
-    first = int(device_key.partition(":")[2] or 0)
     names = ["learner"] if ranks == 1 else [f"learner's rank {rank}" for rank in range(ranks)]
     return [
-        ProcessMemory(name, CPU if device_key == "cpu" else f"GPU {first + rank}", parts.copy())
-        for rank, name in enumerate(names)
+        ProcessMemory(name, CPU if device_key == "cpu" else f"GPU {gpu}", parts.copy())
+        for gpu, name in zip(_gpus_of_learner(config), names, strict=True)
     ]
 
 
@@ -465,9 +471,14 @@ def check_gpu(config: Config, num_actors: int, *, machine_bytes: int) -> None:
         device = own or device_of(config.hardware.gpu)
         plan_of(config, device, num_actors, machine_bytes=machine_bytes).check()
     if own is None:
+        found, last = torch.cuda.device_count(), _gpus_of_learner(config)[-1]
+        wanted, cure = "", 'set learner.device = "cpu", or start the run where there is one'
+        if found:
+            wanted = f" with learner.ranks = {config.learner.ranks} needs GPU {last}"
+            cure = "GPUs are counted from 0: name one of these, or take fewer ranks"
         raise ConfigError(
-            f'learner.device = "{config.learner.device}", but PyTorch finds no GPU here: set '
-            'learner.device = "cpu", or start the run where there is one'
+            f'learner.device = "{config.learner.device}"{wanted}, but PyTorch finds '
+            f"{found or 'no'} GPU{'s' * (found > 1)} here: {cure}"
         )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, DeterministicFailure
@@ -60,6 +61,17 @@ def test_without_a_gpu_a_run_on_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the GPU is not known: set hardware"):
         device_for(config, machine_bytes=GB)
     assert device_for(config, machine_bytes=GB, memory_gb=10).memory_bytes == 10**10
+
+
+@pytest.mark.parametrize("keys", [["learner.device=cuda:2"], ["learner.ranks=3"]])
+def test_a_gpu_that_the_machine_has_not_is_refused(
+    keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = config_file.load(config_file.find(None), [*SMALL_GPU, *keys])
+    with pytest.raises(ConfigError, match=r"needs GPU 2, but PyTorch finds 2 GPUs here: GPUs are"):
+        check_gpu(config, 1, machine_bytes=GB)
 
 
 @pytest.mark.slow
