@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +88,8 @@ def run(given: argparse.Namespace) -> int:
     die_with_parent()  # a sweep, or an ablation
     config = _config(given)
     if given.print_config:
-        check_keys(config)
+        with redirect_stdout(sys.stderr):  # a class prints no TOML
+            check_keys(config)
         print(config_file.dump(config), end="")
         return 0
     actors = given.actors
