@@ -25,7 +25,7 @@ from mage_async.config.defaults import (
     stated_absent,
     without_idle_warm_start,
 )
-from mage_async.config.error_messages import explain, unwritable_number
+from mage_async.config.error_messages import explain, unwritable_value
 from mage_async.config.presets import DISCOUNT, keys_of_method
 from mage_async.config.schema import Config
 from mage_async.config.section import Section, Variant
@@ -332,8 +332,8 @@ def _parsed(
             or, if none did, with `where`.
     """
     tree = assigned.tree
-    # NaN, an infinite number, or an integer beyond 64 bits.
-    if (fault := unwritable_number(tree)) is None:
+    # NaN, an infinite number, an integer beyond 64 bits, or a date.
+    if (fault := unwritable_value(tree)) is None:
         tree = completed(tree, is_recorded=is_recorded)
         try:
             tree["methods"] = _method_tables(assigned, tree, where, is_recorded=is_recorded)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date, time
 from typing import Any, get_args
 
 from mage_async.config.schema import Config
@@ -80,8 +81,10 @@ class Fault:
     a newer version may have written it."""
 
 
-def unwritable_number(tree: Table) -> Fault | None:
-    """Return the error of a number that a run's files (JSON, TOML) cannot hold, or None."""
+def unwritable_value(tree: Table) -> Fault | None:
+    """Return the error of a number or a date that a run's files and messages (JSON, TOML, msgpack)
+    cannot hold, or None.
+    """
     # A loop and no recursion: dotted keys may be nested more deeply than Python's stack.
     # Every path begins with a dot, which `path[1:]` leaves out.
     pending: list[tuple[str, Any]] = [("", tree)]
@@ -96,6 +99,9 @@ def unwritable_number(tree: Table) -> Fault | None:
         elif isinstance(value, int) and not SMALLEST <= value <= LARGEST:
             bound = f"at most {LARGEST}" if value > LARGEST else f"at least {SMALLEST}"
             return Fault(path[1:], f"`{path[1:]}` must be {bound}, got {value}")
+        elif isinstance(value, date | time):
+            wanted = f'a text in quotes, which all processes read alike: "{value.isoformat()}"'
+            return Fault(path[1:], f"`{path[1:]}` must be {wanted}")
     return None
 
 

@@ -69,6 +69,11 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
             "environment.options={odds=[1.0, nan]}",
             "`environment.options.odds[1]` must be a finite number, got nan",
         ),
+        (
+            "environment.options.days=[2024-01-01]",
+            "`environment.options.days[0]` must be a text in quotes, which all processes read "
+            'alike: "2024-01-01"',
+        ),
         (f"seed={2**63}", f"`seed` must be at most {2**63 - 1}, got {2**63}"),
         (
             f"environment.options={{low=[{-(2**63)}, {-(2**63) - 1}]}}",
