@@ -208,7 +208,9 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(options, sentence, 
     ("keys", "sentence"),
     [
         ({"environment.name": "boxes"}, "the run's own environment.name 'rps': leave the key out"),
-        ({"policy.source": "a/model"}, r"the run's own policy\.kind: .* mage train --from "),
+        ({"policy.source": "a/model"}, r"the run's own policy\.kind 'tiny': .* mage train --from "),
+        ({"policy.hidden_size": 128}, r"the run's own policy\.hidden_size \d+: leave the key out"),
+        ({"policy.lora.rank": 4}, r"the run's own policy\.lora: leave the key out"),
         ({"learner.steps": 3}, "learner.steps must be at least 4, which the run has trained alre"),
     ],
 )

@@ -259,13 +259,18 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
         raise RunError(f"{run_dir}: no config.toml, so there is no run to resume")
     config = config_file.load_recorded(run.config, assignments, method)
     recorded = config_file.load_recorded(run.config)
+    # Weights have their shape from the beginning; their type may change.
+    of_policy = [name for name in recorded.policy.__struct_fields__ if name != "dtype"]
     for key, new, old in (
         ("environment.name", config.environment.name, recorded.environment.name),
-        ("policy.kind", type(config.policy), type(recorded.policy)),
-        ("policy.source", *(getattr(each.policy, "source", "") for each in (config, recorded))),
+        ("policy.kind", config.policy.kind, recorded.policy.kind),
+        *(
+            (f"policy.{name}", *(getattr(each.policy, name, None) for each in (config, recorded)))
+            for name in of_policy
+        ),
     ):
         if new != old:
-            was = f" {old!r}" if isinstance(old, str) and old else ""
+            was = f" {old!r}" if isinstance(old, str | int | float) else ""
             raise ConfigError(
                 f"--resume goes on with the run's own {key}{was}: leave the key out, or begin "
                 f"another run with this one's weights: mage train --from {run_dir} --set …"
