@@ -19,6 +19,7 @@ from types import GenericAlias
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints, overload
 
 import msgspec
+import numpy as np
 
 from mage_async.errors import ConfigError
 
@@ -634,4 +635,11 @@ async def _is_done(user_object: Any) -> bool:
 
 def _text(value: Any) -> str:
     """Return text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers and arrays of NumPy as Python's, for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"a tool returned a {type(value).__name__}, which is neither text nor JSON")

@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mage_async.environments.environment import Outcome
@@ -190,6 +191,20 @@ def test_an_async_is_done_is_awaited() -> None:
 def test_what_a_tool_raises_is_the_environments_fault() -> None:
     with pytest.raises(CallFault, match=r"boxes, task 0, .*turn 1: step\(.* raised KeyError"):
         outcomes(Boxes, call("fall"))
+
+
+class Measuring(Boxes):
+    """Return values of NumPy."""
+
+    @tool
+    def measure(self) -> object:
+        """Measure."""
+        return {"found": np.int64(3), "sides": np.ones(2), "is_open": np.bool_(True)}
+
+
+def test_values_of_numpy_are_written_as_json() -> None:
+    (outcome,) = outcomes(Measuring, call("measure"))
+    assert json.loads(outcome.observation) == {"found": 3, "sides": [1.0, 1.0], "is_open": True}
 
 
 class Careful(Boxes):
