@@ -35,7 +35,7 @@ from mage_services.processes.child_process import *
 die_with_parent()
 server = BlockingChannel(inherited_socket(), dict[str, int])
 for message in server.messages():
-    print("a user's class prints", flush=True)
+    print("a user's class prints ± \\udcff", flush=True)
     os.system("echo so does what it starts")
     server.send(message | {"answer": 42})
 """
@@ -45,7 +45,10 @@ def command(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def test_a_child_answers_and_what_it_prints_goes_to_its_log(tmp_path: Path) -> None:
+def test_a_child_answers_and_what_it_prints_goes_to_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")  # as a locale without UTF-8
     log = tmp_path / "log"
 
     async def main() -> None:
@@ -59,7 +62,8 @@ def test_a_child_answers_and_what_it_prints_goes_to_its_log(tmp_path: Path) -> N
         assert child.last_line() == "so does what it starts"
 
     uvloop.run(main())
-    assert log.read_text() == "a user's class prints\nso does what it starts\n"
+    printed = "a user's class prints ± \\udcff\nso does what it starts\n"
+    assert log.read_text(encoding="utf-8") == printed
 
 
 def test_a_child_is_heard_by_a_thread() -> None:

@@ -21,6 +21,13 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_character_that_the_locale_lacks_is_no_error() -> None:
+    code = "from mage_services.terminal import printing\nwith printing():\n    print('0 ± 1')"
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=ascii_only)
+    assert (done.stdout, done.stderr) == (b"0 ? 1\n", b"")
+
+
 OTHER_PIPE = """
 import os
 from mage_services.terminal import printing

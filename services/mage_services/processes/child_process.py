@@ -441,6 +441,8 @@ def _popen_options(theirs: socket.socket, out: Any, variables: Mapping[str, str]
     own = {
         "PYTHONSAFEPATH": "1",  # no module of the current directory takes the place of another
         "PYTHONUNBUFFERED": "1",
+        # As logs are read; a user's class that prints half of a character must not fail.
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
         **variables,
         CHANNEL_FD: str(theirs.fileno()),
         PARENT: str(os.getpid()),

@@ -5,6 +5,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 
@@ -15,6 +16,9 @@ def printing() -> Iterator[None]:
     Raises:
         BrokenPipeError: another pipe than stdout has lost its reader.
     """
+    if isinstance(sys.stdout, TextIOWrapper):  # not in a test or a notebook
+        # Where the locale lacks a character, such as ±, it is printed as "?".
+        sys.stdout.reconfigure(errors="replace")
     try:
         yield
         sys.stdout.flush()
