@@ -4,6 +4,7 @@ import math
 import re
 from argparse import ArgumentTypeError
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -157,6 +158,19 @@ def test_a_run_that_is_named_twice_is_taken_once(make_run, tmp_path, capsys, mon
     assert "named twice is taken once" in said
     assert f"report: {place.report}" in said
     assert not (tmp_path / "comparison.html").exists()
+
+
+@pytest.mark.parametrize("others", [(), ("b",)])
+def test_a_page_is_utf_8_in_any_locale(make_run, tmp_path, others, monkeypatch):
+    write_text = Path.write_text
+
+    def write(file, text, encoding="ascii"):
+        return write_text(file, text, encoding=encoding)
+
+    (place, *rest) = summarised(make_run, "a", *others)
+    monkeypatch.setattr(Path, "write_text", write)
+    write_report([place, *rest], tmp_path / "page.html")
+    assert "±" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

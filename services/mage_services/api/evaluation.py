@@ -123,7 +123,7 @@ def evaluate(
     target, is_as_trained = replace(run, root=folder), folder == run.root
     if not is_as_trained:
         folder.mkdir(exist_ok=True, parents=True)
-        target.config.write_text(config_file.dump(config))
+        target.config.write_text(config_file.dump(config), encoding="utf-8")
     # Only the process of an evaluator measures its seconds by state.
     write_evaluation(target, sets, environment_of(config), version, blocked_s={}, more=more)
     costs: dict[str, Any] = {
@@ -137,7 +137,7 @@ def evaluate(
     if not is_as_trained:  # the folder has no metrics: the training was the run's
         summary |= {"steps": version, "complete": version >= config.learner.steps}
     write_summary(target, summary)
-    target.report.write_text(render(target, summary))
+    target.report.write_text(render(target, summary), encoding="utf-8")
     return target, config, summary
 
 

@@ -58,7 +58,7 @@ def write_folder(
         # trained.
         policy = msgspec.structs.replace(config.policy, source="")
         (folder / run.config.name).write_text(
-            config_file.dump(msgspec.structs.replace(config, policy=policy))
+            config_file.dump(msgspec.structs.replace(config, policy=policy)), encoding="utf-8"
         )
     else:
         shutil.copy(run.config, folder)
@@ -67,7 +67,7 @@ def write_folder(
         shutil.copy(measured.summary, folder)
     license_id = license_id or base_license(base)
     text = card(config, read_document(measured.summary), version, license_id, hub_id)
-    (folder / "README.md").write_text(text)
+    (folder / "README.md").write_text(text, encoding="utf-8")
     return version
 
 

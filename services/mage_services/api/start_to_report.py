@@ -402,7 +402,7 @@ def _finish(
     try:
         # The summary first: a page that cannot be made must not lose it.
         write_summary(run, summary)
-        run.report.write_text(render(run, summary))
+        run.report.write_text(render(run, summary), encoding="utf-8")
     except OSError as error:
         raise RunError(
             f"{run.root}: no summary and report can be written: {error.strerror}; make room, then "

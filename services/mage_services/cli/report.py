@@ -52,7 +52,7 @@ def write_report(named: Sequence[RunDirectory], output: Path | None) -> None:
         )
     file = output or (places[0].report if is_single else Path("comparison.html"))
     try:
-        file.write_text(page)
+        file.write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{file} cannot be written: {error.strerror}") from error
     print(f"report: {file}")

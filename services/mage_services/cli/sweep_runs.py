@@ -79,9 +79,9 @@ def write_files(matrix: Matrix) -> list[FinishedRun]:
     if finished:
         num_cells, title, subject = len(matrix.configs), matrix.title, matrix.subject
         page = render_matrix(finished, num_cells=num_cells, title=title, subject=subject)
-        (matrix.root / "report.html").write_text(page)
+        (matrix.root / "report.html").write_text(page, encoding="utf-8")
         rows = [each.row() for each in finished]
-        with (matrix.root / "runs.csv").open("w", newline="") as out:
+        with (matrix.root / "runs.csv").open("w", newline="", encoding="utf-8") as out:
             table = csv.DictWriter(out, list(rows[0]))
             table.writeheader()
             table.writerows(rows)
@@ -186,7 +186,7 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
     run = matrix.run_of(cell)
     shutil.rmtree(run.root, ignore_errors=True)  # remains of an interrupted run
     config = matrix.root / f"{cell.name()}.toml"
-    config.write_text(config_file.dump(matrix.configs[cell]))
+    config.write_text(config_file.dump(matrix.configs[cell]), encoding="utf-8")
     command = [sys.executable, "-m", "mage_async.launch", "--config", str(config)]
     command += ["--run-dir", str(run.root), "--actors", str(matrix.num_actors)]
     try:
