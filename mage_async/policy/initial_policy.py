@@ -107,7 +107,10 @@ def _write(
         return origin
     _clone(config, warm, examples, source, directory, report)
     if warm.cache:
-        _store(directory, cached)
+        try:
+            _store(directory, cached)
+        except OSError as error:  # a home that cannot be written, or a full disk
+            origin += f", not cached: {first_line(error)}"
     return origin
 
 

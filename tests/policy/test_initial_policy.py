@@ -272,6 +272,17 @@ def test_a_warm_start_is_cached_beside_what_a_killed_process_of_the_same_number_
     assert prepare_policy(config, tmp_path / "two", lambda at: None).startswith("from the cache")
 
 
+def test_a_warm_start_that_cannot_be_cached_says_so_and_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").touch()  # as a home that cannot be written, for an administrator too
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    config = config_file.load(QUICKSTART, [*WARM_START, "warm_start.cache=true"])
+    origin = prepare_policy(config, tmp_path / "one", lambda at: None)
+    assert origin.startswith("warm-started here, not cached: [Errno 20] Not a directory")
+    assert (tmp_path / "one" / "model.safetensors").is_file()
+
+
 def test_the_key_of_a_warm_start_has_every_setting_that_changes_the_cloned_trials() -> None:
     def key(*changes: str) -> str:
         return policy_key(config_file.load(QUICKSTART, list(changes)))
