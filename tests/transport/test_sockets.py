@@ -89,6 +89,12 @@ def test_a_port_in_use_is_said_before_any_process_starts() -> None:
         pass
 
 
+@pytest.mark.parametrize("host", ["a.host.invalid", "[::1]"])
+def test_a_host_that_is_no_address_of_this_machine_is_answered_with_what_is(host: str) -> None:
+    with pytest.raises(RunError, match="cannot be bound: No such device; HOST is an IPv4 address"):
+        check_free(f"tcp://{host}:5555")
+
+
 def test_a_socket_in_use_is_said_and_stays_in_use(tmp_path: Path) -> None:
     async def main() -> None:
         with learner_at(ipc_address(tmp_path)) as learner:

@@ -193,7 +193,11 @@ def bind(zmq_socket: zmq.Socket[Any], address: str) -> None:
             raise RunError(
                 f"{address} is in use: end the other run, or choose another port"
             ) from fault
-        raise RunError(f"{address} cannot be bound: {fault.strerror}") from fault
+        hosts = "; HOST is an IPv4 address of this machine, localhost, or * for all of them"
+        hint = hosts if address.startswith("tcp://") else ""
+        raise RunError(
+            f"{address} cannot be bound: {os.strerror(fault.errno or 0)}{hint}"
+        ) from fault
 
 
 def _check_socket_path(path: Path) -> None:
