@@ -1,5 +1,6 @@
 """One tree of commands: help, errors, spellings, and what a run remembers of its start."""
 
+import errno
 import json
 import os
 import platform
@@ -205,6 +206,19 @@ def test_a_replay_that_compared_nothing_is_an_error(
     error = capsys.readouterr().err
     assert "nothing was compared: the weights of step 3 are the oldest" in error
     assert error.endswith(says)
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["train", "--resume", "--run-dir"]])
+def test_a_folder_of_somebody_else_is_one_sentence(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(file: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert main([*command, "/theirs"]) == EXIT_USAGE
+    said = "[Errno 13] Permission denied: '/theirs/config.toml'; ask its owner, or take another"
+    assert said in capsys.readouterr().err
 
 
 def test_the_keys_of_one_section_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

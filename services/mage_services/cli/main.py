@@ -63,8 +63,9 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, and return its exit status.
 
-    A `MageError` becomes one line on stderr. The status is then 1 if work had begun, else 2. If the
-    reader of stdout leaves early, as `head` does, the command ends without an error.
+    A `MageError`, or that of a path that may not be read, becomes one line on stderr. The status is
+    then 1 if work had begun, else 2. If the reader of stdout leaves early, as `head` does, the
+    command ends without an error.
     """
     tree, arguments = command_tree(), _with_command(arguments)
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
@@ -76,13 +77,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with printing():
             status = given.run(given)
-    except* MageError as group:
+    except* (MageError, PermissionError) as group:
         from mage_services.processes.process import first_failure
 
         error = first_failure(group)
         status = EXIT_FAILED if isinstance(error, RunFailed) else EXIT_USAGE
         prefix = "mage" if given.command == "train" else f"mage {given.command}"
-        print(f"{prefix}: {error}", file=sys.stderr)
+        # Python before 3.14 raises it for a path in a folder that cannot be entered.
+        advice = "" if isinstance(error, MageError) else "; ask its owner, or take another path"
+        print(f"{prefix}: {error}{advice}", file=sys.stderr)
     return status
 
 
