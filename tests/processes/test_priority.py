@@ -33,6 +33,18 @@ def test_a_process_becomes_as_nice_as_wanted_and_never_less_nice() -> None:
     assert niceness_of_a_child(most - 1, most) == f"{most}\n"
 
 
+@pytest.mark.parametrize(("module", "niceness"), [("actor", ACTOR), ("evaluator", EVALUATOR)])
+def test_a_process_that_plays_gives_way_while_it_imports_torch(
+    tmp_path: Path, module: str, niceness: int
+) -> None:
+    said = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), flush=True); os._exit(0)"
+    (tmp_path / "torch.py").write_text(said)
+    command = [sys.executable, "-m", f"mage_services.actor.{module}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    output = subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+    assert int(output) == max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
+
+
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="the kernel does not weigh sessions")
 def test_its_session_is_as_nice() -> None:
     said = niceness_of_a_child(15, EVALUATOR, f"print(open({str(AUTOGROUP)!r}).read())")

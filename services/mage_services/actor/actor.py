@@ -21,6 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from mage_services.processes.priority import ACTOR, lower_priority
+
+if __name__ == "__main__":
+    # Before the imports below, which take seconds: the learner imports more, and is waited for.
+    lower_priority(ACTOR)
+
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError, error_text
@@ -49,7 +55,6 @@ from mage_services.actor.rollout import Retries, Stage, play_retried
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
-from mage_services.processes.priority import ACTOR, lower_priority
 from mage_services.processes.process import (
     RunFiles,
     Startup,
@@ -506,5 +511,4 @@ async def _report_engine(engine: Engine, status: Status) -> None:
 
 
 if __name__ == "__main__":
-    lower_priority(ACTOR)
     run_process(lambda status: main(read_startup("An actor of a run.", status), status))

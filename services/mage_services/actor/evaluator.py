@@ -21,6 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mage_services.processes.priority import EVALUATOR, lower_priority, restore_priority
+
+if __name__ == "__main__":
+    # Before the imports below, as in `actor.py`.
+    lower_priority(EVALUATOR)
+
 import msgspec
 
 from mage_async.assembly import environment_of, trial_config_of
@@ -55,7 +61,6 @@ from mage_services.actor.rollout import Planned, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
-from mage_services.processes.priority import EVALUATOR, lower_priority, restore_priority
 from mage_services.processes.process import (
     Startup,
     Status,
@@ -720,5 +725,4 @@ def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path
 
 
 if __name__ == "__main__":
-    lower_priority(EVALUATOR)
     run_process(lambda status: main(read_startup("The evaluator of a run.", status), status))
