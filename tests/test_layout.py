@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *NOUNS, "admission", "config", "learning", "protocol", "tasks", "trials",
     },
     "mage_async.policy": {
-        *NOUNS, "assembly", "config", "inference", "learning", "methods.method",
+        *NOUNS, "assembly", "config", "environments", "inference", "learning", "methods.method",
         "results",
         "trials",
     },

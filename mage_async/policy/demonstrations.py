@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mage_async.assembly import environment_of, trial_config_of
+from mage_async.assembly import environment_of, trial_config_of, with_warm_start
 from mage_async.config.schema import (
     Config,
     FromBest,
@@ -23,12 +23,13 @@ from mage_async.config.schema import (
     WarmStart,
     data_files,
 )
+from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, PolicyError, TrialFault, first_line, has_lone_surrogate
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
 from mage_async.methods.method import Methods
-from mage_async.trajectory import Kind, Trial
+from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.agent_run import Message
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.chat_format import Message as ChatMessage
@@ -41,7 +42,14 @@ from mage_async.trials.scripted import (
     scripted_trial,
     word_tokens,
 )
-from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
+from mage_async.trials.win_stay import (
+    NUM_COMPARED,
+    Compared,
+    Rule,
+    best_rule,
+    player_of,
+    repeated_wins,
+)
 
 TEMPLATE_WEIGHT = 0.1
 """Weight in the loss of tokens that the transcript forces, for a model with random weights, which
@@ -64,6 +72,8 @@ QUICK_S = 0.3
 the times of the others tell little."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
+WIN_STAY_RULE = "win_stay.json"
+"""File of a policy's directory with the rule of win-stay, lose-shift that it was cloned from."""
 _MESSAGE_KEYS = ("role", "content")
 """Keys of a message in a data set."""
 InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
@@ -91,29 +101,31 @@ class Example:
 
 def examples_to_clone(
     config: Config, warm: WarmStart, directory: Path, in_time: InTime
-) -> tuple[list[Example], str]:
-    """Return the examples to clone, which are rows of a data set, or trials on training tasks, and
-    the origin of the policy in a few words.
+) -> tuple[list[Example], str, Rule | None]:
+    """Return the examples to clone, which are rows of a data set, or trials on training tasks; the
+    origin of the policy in a few words; and the rule that played them, if win-stay, lose-shift did.
 
     There are no examples if no rule of win-stay, lose-shift is worth cloning.
     """
     chat, origin = load_chat(directory, thinking=config.transcript.thinking), "warm-started here"
     is_tiny = isinstance(config.policy, Tiny)
     if isinstance(warm, FromData):
-        return read_examples(warm.path, chat, config.engine.max_tokens), origin
+        return read_examples(warm.path, chat, config.engine.max_tokens), origin, None
     words = word_tokens(environment_of(config), chat)
     if isinstance(warm, FromWinStay):
         played = _win_stay_trials(config, warm, chat, in_time)
         if isinstance(played, str):
-            return [], f"without a warm start: {played}"
-        rule, trials = played
+            return [], f"without a warm start: {played}", None
+        compared, trials = played
+        rule, units = compared.rule, environment_of(config).facts.units
+        origin = f"{origin}, to {rule}: {compared.sentence(units)}"
         weight = WIN_STAY_TEMPLATE_WEIGHT if is_tiny else 0.0
-        return win_stay_examples(trials, rule, words, weight), f"{origin}, to {rule}"
+        return win_stay_examples(trials, rule, words, weight), origin, rule
     if isinstance(warm, FromBest):
         trials = best_trials(config, warm, directory, chat)
     else:
         trials = _demonstrations(config, warm, chat)
-    return examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0), origin
+    return examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0), origin, None
 
 
 def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[Trial]:
@@ -138,32 +150,69 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
 
 def _win_stay_trials(
     config: Config, warm: FromWinStay, chat: ChatFormat, in_time: InTime
-) -> tuple[Rule, list[Trial]] | str:
-    """Return the best rule of win-stay, lose-shift, and trials that it played; or why none is worth
-    cloning.
+) -> tuple[Compared, list[Trial]] | str:
+    """Return the best rule of win-stay, lose-shift, compared with random play, and trials that it
+    played; or why none is worth cloning.
     """
     environment = environment_of(config)
-    trial_config = trial_config_of(config, environment, chat, warm.episodes)
+    compared = compare_win_stay(config, environment, chat, in_time)
+    if isinstance(compared, str):
+        return compared
+    if not compared.is_better:
+        return compared.sentence(environment.facts.units)
+    play = _training_play(config, environment, chat, player_of(compared.rule), warm.trials)
+    trials = [trial for trial, _ in in_time(play, LATE_S)]
+    return (compared, trials) if trials else "the trials of the player that repeats what paid hang"
 
-    def play(player: Player, count: int = NUM_COMPARED) -> Iterator[Trial]:
-        """Yield trials of a player, on the same tasks in every call."""
-        source = random.Random(f"{config.seed}/win-stay")
-        for index in range(count):
-            task = random_task(environment, "train", source)
-            # A class that fails now and then is played again by actors; here it is left out.
-            with suppress(TrialFault):
-                yield scripted_trial(environment, task, index, trial_config, chat, player=player)
 
-    seconds = [each for _, each in in_time(play(random_play, NUM_TIMED), LATE_S)]
+def _training_play(
+    config: Config,
+    environment: Environment,
+    chat: ChatFormat,
+    player: Player,
+    count: int = NUM_COMPARED,
+) -> Iterator[Trial]:
+    """Yield trials of a player on training tasks, the same tasks in every call."""
+    warm, source = with_warm_start(config).warm_start, random.Random(f"{config.seed}/win-stay")
+    episodes = warm.episodes if isinstance(warm, FromWinStay) else config.trial.episodes
+    tasks = (random_task(environment, "train", source) for _ in range(count))
+    yield from scripted_play(config, environment, chat, player, tasks, episodes)
+
+
+def scripted_play(
+    config: Config,
+    environment: Environment,
+    chat: ChatFormat,
+    player: Player,
+    tasks: Iterable[Task],
+    episodes: int,
+) -> Iterator[Trial]:
+    """Yield a trial of a player on each task, except those that fail."""
+    trial_config = trial_config_of(config, environment, chat, episodes)
+    trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
+    for index, task in enumerate(tasks):
+        # A class that fails now and then is played again by actors; here it is left out.
+        with suppress(TrialFault):
+            yield scripted_trial(environment, task, index, trial_config, chat, player=player)
+
+
+def compare_win_stay(
+    config: Config, environment: Environment, chat: ChatFormat, in_time: InTime
+) -> Compared | str:
+    """Return the best rule of win-stay, lose-shift compared with random play, or why it cannot be
+    found. A warm start clones the rule if it is better, and `mage check` prints the comparison.
+    """
+
+    def play(player: Player, count: int = NUM_COMPARED) -> Iterator[tuple[Trial, float]]:
+        return in_time(_training_play(config, environment, chat, player, count), LATE_S)
+
+    seconds = [each for _, each in play(random_play, NUM_TIMED)]
     if len(seconds) < NUM_TIMED // 2:
         return f"{NUM_TIMED - len(seconds)} of {NUM_TIMED} trials of random play failed or hang"
     if min(seconds) > QUICK_S:
         return f"each of {NUM_TIMED} trials of random play took over {QUICK_S} s"
-    rule = best_rule(lambda player: (trial for trial, _ in in_time(play(player), LATE_S)))
-    if rule is None:
-        return "a player that repeats what paid earns no more than random play"
-    trials = [trial for trial, _ in in_time(play(player_of(rule), warm.trials), LATE_S)]
-    return (rule, trials) if trials else "the trials of the player that repeats what paid hang"
+    found = best_rule(lambda player: (trial for trial, _ in play(player)))
+    return found or "the trials of the player that repeats what paid failed or hang"
 
 
 def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatFormat) -> list[Trial]:

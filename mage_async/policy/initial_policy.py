@@ -34,7 +34,13 @@ from mage_async.config.schema import (
 from mage_async.errors import PolicyError, first_line
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import overriding
-from mage_async.policy.demonstrations import Example, InTime, examples_to_clone, untimed
+from mage_async.policy.demonstrations import (
+    WIN_STAY_RULE,
+    Example,
+    InTime,
+    examples_to_clone,
+    untimed,
+)
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.warm_start import Progress, warm_start
@@ -100,12 +106,14 @@ def _write(
         source = source_directory(policy.source)
     if warm is None:
         return "built here"
-    examples, origin = examples_to_clone(config, warm, source, in_time)
+    examples, origin, rule = examples_to_clone(config, warm, source, in_time)
     if not examples:
         if source != directory:  # a tiny model was built in `directory` itself
             directory.symlink_to(source, target_is_directory=True)
         return origin
     _clone(config, warm, examples, source, directory, report)
+    if rule is not None:
+        (directory / WIN_STAY_RULE).write_bytes(msgspec.json.encode(rule))
     if warm.cache:
         try:
             _store(directory, cached)

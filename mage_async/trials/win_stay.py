@@ -17,7 +17,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Play
 from mage_async.errors import ConfigError
@@ -142,10 +142,33 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
     return sums[::-1]
 
 
-def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Rule | None:
-    """Return the rule whose last episodes earn most; `None` if no rule earns more than random play
-    by twice the standard error of the difference, or if one of the players plays fewer than two
-    trials.
+class Compared(NamedTuple):
+    """Hold what the best rule earns in its last episodes, and what random play does there."""
+
+    rule: Rule
+    is_better: bool
+    """Whether the rule earns more by twice the standard error of the difference."""
+    by_rule: tuple[float, float]
+    """Mean return of the last episode and the half-width of its 95 % interval."""
+    by_random: tuple[float, float]
+    """As `by_rule`."""
+
+    def sentence(self, units: float) -> str:
+        """Return the comparison as a sentence for people, with returns per unit."""
+        rule, chance = (
+            f"{mean / units:+.3f} ±{half / units:.3f}"
+            for mean, half in (self.by_rule, self.by_random)
+        )
+        verdict = "more" if self.is_better else "not clearly more"
+        return (
+            f"a player that repeats what paid earns {rule} in the last episode of {NUM_COMPARED} "
+            f"training tasks, {verdict} than random play with {chance}"
+        )
+
+
+def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Compared | None:
+    """Return the rule whose last episodes earn most, compared with random play; `None` if one of
+    the players plays fewer than two trials.
 
     Args:
         play: plays up to `NUM_COMPARED` trials of a player: fewer if trials fail or take too long.
@@ -162,19 +185,21 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Rule | None:
         "reward": statistics.fmean(turn.reward for turns in episodes for turn in turns),
         "return": statistics.fmean(pay for turns in episodes for pay in returns_to_go(turns)),
     }
-    base = [trial.episode_rewards()[-1] for trial in by_random]
-    found: tuple[float, Rule] | None = None
+    base, found = _last_returns(by_random), list[Compared]()
     # Of rules that earn the same, the first one is kept.
     places: tuple[Place, ...] = ("anywhere", "turn", "state")
     for place, (pay, mean) in itertools.product(places, usual.items()):
         rule = Rule(place, pay, mean)
-        earned = [trial.episode_rewards()[-1] for trial in play(player_of(rule))]
-        if len(earned) < 2:
+        trials = list(play(player_of(rule)))
+        if len(trials) < 2:
             return None
-        error = math.sqrt(
-            statistics.variance(base) / len(base) + statistics.variance(earned) / len(earned)
-        )
-        last = statistics.fmean(earned)
-        if last - statistics.fmean(base) > 2 * error and (found is None or last > found[0]):
-            found = last, rule
-    return found[1] if found else None
+        earned = _last_returns(trials)
+        error = math.hypot(base[1], earned[1]) / 1.96
+        found.append(Compared(rule, earned[0] - base[0] > 2 * error, earned, base))
+    return max(found, key=lambda each: (each.is_better, each.by_rule[0]))
+
+
+def _last_returns(trials: Sequence[Trial]) -> tuple[float, float]:
+    """Return the mean return of last episodes and the half-width of its 95 % interval."""
+    earned = [trial.episode_rewards()[-1] for trial in trials]
+    return statistics.fmean(earned), 1.96 * math.sqrt(statistics.variance(earned) / len(earned))

@@ -11,10 +11,13 @@ import torch  # noqa: F401  Imported in a test, its log would go to the captured
 
 from mage_async import assembly
 from mage_async.config import config_file
+from mage_async.config.schema import FromWinStay
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
 from mage_async.environments.user_class import OPTIONAL_PARTS, ResetStep
 from mage_async.errors import CallFault, ConfigError
+from mage_async.policy.demonstrations import examples_to_clone, untimed
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_services.cli import check
 from mage_services.cli.main import EXIT_USAGE, main
 
@@ -220,6 +223,12 @@ def test_a_pattern_is_played_and_judged_like_the_list_of_its_actions(
         assert lines[0] == lines[1] != []
     assert "each hides something that none of those does" in said["Pattern"]
     assert "words lists gold more than once" in said["Pattern"]
+    # `mage train` decides by the same trials whether that player is cloned.
+    config = config_file.load(config_file.find(None), ["environment.name=recipes:Listed"])
+    save_tokenizer(build_tokenizer(assembly.environment_of(config).facts.words), vault)
+    warm = FromWinStay(trials=1)
+    _, origin, _ = examples_to_clone(config, warm, vault, untimed)
+    assert f"  win-stay {origin.partition(': ')[2]}\n" in said["Listed"]
     assert "  legal_pattern (iron|salt|wax) [1-5] " in said["Pattern"]
     assert "  legal_actions 30, such as " in said["Listed"]
     # Each of the two declarations makes the other one unnecessary.

@@ -45,7 +45,11 @@ PARTS = (
     ("members", "your own tasks and held-out split", "1,024 train and 256 held-out numbers"),
     ("max_turns", "an episode is truncated after so many steps", "32 steps"),
     ("rules", "the rules in the prompt", "the docstring"),
-    ("references", "known returns beside those of the agent", "no reference lines"),
+    (
+        "references",
+        "known returns beside those of the agent",
+        "random play, win-stay and version 0 stand there",
+    ),
     ("min_return", "returns have bounds, with max_return", "colours relative to returns reached"),
     ("anchor", "states with equal anchors share a baseline", "the last observation"),
     ("family", "reports by kind of task", "one kind"),
@@ -266,9 +270,11 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
 
     Without a script, win-stay, lose-shift is played, if it earns more than random play.
     """
+    from mage_async.policy.demonstrations import compare_win_stay
     from mage_async.results.score import score
     from mage_async.trials.scripted import own_script, random_play
-    from mage_async.trials.win_stay import NUM_PLAYED
+    from mage_async.trials.win_stay import NUM_PLAYED, player_of
+    from mage_services.processes.process import in_time
 
     seconds = 0.0
     has_script = environment.script(random.Random(0)) is not None
@@ -281,10 +287,15 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
             print(f"  {name:<9}not played: its rule is found in {NUM_PLAYED} trials, {takes}")
             continue
         try:
-            player = known or _win_stay(config, environment, chat)
-            if player is None:
-                print(f"  {name:<9}repeating what paid earns no more than random play")
-                continue
+            if (player := known) is None:
+                compared = compare_win_stay(config, environment, chat, in_time)
+                if isinstance(compared, str):
+                    print(f"  {name:<9}not played: {compared}")
+                    continue
+                print(f"  {name:<9}{compared.sentence(environment.facts.units)}")
+                if not compared.is_better:
+                    continue
+                player = player_of(compared.rule)
             began = time.monotonic()
             trials = _within_budget(_trials(config, environment, chat, player))
         except (CallFault, ConfigError) as fault:
@@ -319,22 +330,6 @@ def _wrong_bounds(environment: "Environment", earned: list[float]) -> str:
                 f"{facts.min_return:g} and max_return = {facts.max_return:g}: correct them"
             )
     return ""
-
-
-def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") -> "Player | None":
-    """Return the best player of win-stay, lose-shift; `None` if none is better than random play.
-
-    Raises:
-        CallFault: a call failed, or has to wait.
-        ConfigError: the environment declares no actions that could be drawn.
-    """
-    from mage_async.trials.win_stay import NUM_COMPARED, best_rule, player_of
-
-    def play(player: "Player") -> Iterator[Any]:
-        return itertools.islice(_trials(config, environment, chat, player), NUM_COMPARED)
-
-    rule = best_rule(play)
-    return None if rule is None else player_of(rule)
 
 
 def _print_heldout(environment: "Environment") -> None:

@@ -6,13 +6,11 @@ committed. Meanwhile the ledger, the league and the states of methods are filled
 
 import json
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from mage_async.admission.ledger import DroppedGroup, Ledger
 from mage_async.admission.replay import (
@@ -37,9 +35,7 @@ from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.gang import Gang
 from mage_services.learner.trainer_thread import Training, is_on_gpu, limited_memory
-from mage_services.processes.process import Startup
-
-Item = TypeVar("Item")
+from mage_services.processes.process import Startup, in_time
 
 NOTE_S = 20.0
 """Least number of seconds between two notes about steps that are trained again."""
@@ -126,43 +122,6 @@ def prepare(
     # before its first step.
     _remove_lines_after(run.memory, "version", training.trainer.version - 1)
     return Prepared(training, origin, journal.segments, steps, lost_bytes)
-
-
-def in_time(items: Iterator[Item], seconds: float) -> Iterator[tuple[Item, float]]:
-    """Yield each item of an iterator and the seconds that it took; end at an item that takes longer
-    than the given seconds.
-
-    The iterator runs in a daemon thread, because it may play a user's class that hangs. After a
-    late item the thread ends as soon as it has that item; if it hangs, it ends with the process.
-    """
-    found, is_abandoned = SimpleQueue[tuple[Item, float] | Exception | None](), threading.Event()
-
-    def run() -> None:
-        began = time.monotonic()
-        try:
-            for item in items:
-                if is_abandoned.is_set():
-                    return
-                found.put((item, time.monotonic() - began))
-                began = time.monotonic()
-            found.put(None)
-        except Exception as error:  # raised again below
-            found.put(error)
-
-    threading.Thread(target=run, daemon=True, name="scripted play").start()
-    try:
-        while True:
-            try:
-                item = found.get(timeout=seconds)
-            except Empty:
-                return
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                return
-            yield item
-    finally:
-        is_abandoned.set()
 
 
 def recover(

@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn, TypeVar
 
 import msgspec
@@ -467,3 +468,40 @@ def _end_of_lines(file: BinaryIO) -> int:
         return size
     file.seek(0)
     return file.read().rfind(b"\n") + 1
+
+
+def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
+    """Yield each item of an iterator and the seconds that it took; end at an item that takes longer
+    than the given seconds.
+
+    The iterator runs in a daemon thread, because it may play a user's class that hangs. After a
+    late item the thread ends as soon as it has that item; if it hangs, it ends with the process.
+    """
+    found, is_abandoned = SimpleQueue[tuple[T, float] | Exception | None](), threading.Event()
+
+    def run() -> None:
+        began = time.monotonic()
+        try:
+            for item in items:
+                if is_abandoned.is_set():
+                    return
+                found.put((item, time.monotonic() - began))
+                began = time.monotonic()
+            found.put(None)
+        except Exception as error:  # raised again below
+            found.put(error)
+
+    threading.Thread(target=run, daemon=True, name="scripted play").start()
+    try:
+        while True:
+            try:
+                item = found.get(timeout=seconds)
+            except Empty:
+                return
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                return
+            yield item
+    finally:
+        is_abandoned.set()
