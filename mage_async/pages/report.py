@@ -57,6 +57,7 @@ from mage_async.results.summary import (
     chosen_note,
     reference_rows,
     unplayed_note,
+    worse_note,
 )
 
 MAX_FOLDED_TRIALS = 12
@@ -105,7 +106,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         findings=examine(records),
         adaptation=adaptation_part(records, summary),
         curves=learning_curves(records),
-        chosen=chosen_note(summary),
+        notes=list(filter(None, (worse_note(summary), chosen_note(summary)))),
         unplayed=unplayed_note(summary),
         environment_curves=environment_curves(records),
         episode_names=episode_names(config.most_episodes),
@@ -256,7 +257,7 @@ def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record |
     evaluation = summary.get("evaluation", {})
     if not evaluation:
         return None
-    references = summary.get("references", {})
+    references = {row.label: row.values for row in reference_rows(summary)}
     bound = _return_bound(summary["environment"], evaluation)
     version = records.evaluation["version"]
     trials = records.evaluation["sets"]["heldout"]["num_trials"]
@@ -266,7 +267,7 @@ def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record |
         "set_names": {
             set_css(name): each.label for name, each in SETS.items() if name in evaluation
         },
-        "chart": adaptation(evaluation, references.get("heldout", {})),
+        "chart": adaptation(evaluation, references),
         **sets_tables(evaluation, summary, bound),
         "families": family_tables(records.evaluation["sets"], bound),
         "environments": environment_tables(summary),

@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "warm_start_s": records.learner.get("warm_start_s"),
         "evaluated_step": records.evaluation.get("version"),
         "chosen_of": records.evaluation.get("chosen_of"),
+        "before_training": _before_training(records),
+        "best_step": _best_step(run, records),
         "evaluation": {
             # `evaluation.json` keeps the returns of each member, of which there may be thousands.
             name: {key: value for key, value in score.items() if key != "by_member"}
@@ -80,6 +82,21 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "dropped_by_reason": records.learner.get("dropped_by_reason"),
     }
     return {name: part for name, part in parts.items() if part not in (None, {})}
+
+
+def _before_training(records: RunRecords) -> Record | None:
+    """Return the held-out score of version 0 on the curve; None if another one is not evaluated."""
+    if not records.evaluation.get("version"):
+        return None
+    first = (line["sets"]["heldout"] for line in records.curve if line["version"] == 0)
+    score: Record = next(first, {})
+    return {key: score[key] for key in ("return_by_episode", "ci95_by_episode") if key in score}
+
+
+def _best_step(run: RunDirectory, records: RunRecords) -> int | None:
+    """Return the step of the best checkpoint; None if there is none."""
+    best = best_checkpoint(run, records.config)
+    return None if best is None else step_of(best.path)
 
 
 def write_summary(run: RunDirectory, summary: Record) -> None:
@@ -387,10 +404,52 @@ def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
     """
     half_widths = known.get("reference_ci95", {}).get("heldout", {})
     references = known.get("references", {}).get("heldout", {})
-    return [
+    rows = [
         EpisodeRow(name.replace("_", " "), values, half_widths.get(name), is_reference=True)
         for name, values in references.items()
     ]
+    # An environment with references of its own says with them what a return is worth.
+    if "before_training" in known and references.keys() <= PLAYED:
+        rows.append(
+            replace(score_row(BEFORE_TRAINING, known["before_training"]), is_reference=True)
+        )
+    return rows
+
+
+PLAYED = {"random", "win-stay"}
+"""Names of the references that are played where an environment states none."""
+BEFORE_TRAINING = "before training"
+"""Label of the returns of version 0, which a warm start made or a pretrained model is."""
+
+
+def worse_note(summary: Mapping[str, Any]) -> str:
+    """Return a sentence if the evaluated policy earns less in the last held-out episode than
+    before training, or than win-stay, lose-shift, by more than the intervals; "" if it does not.
+    """
+    if not (score := summary.get("evaluation", {}).get("heldout")):
+        return ""
+    own = score_row("", score)
+    known = [row for row in reference_rows(summary) if row.label == "win-stay"]
+    if "before_training" in summary:
+        known.append(score_row(BEFORE_TRAINING, summary["before_training"]))
+    better = [row for row in known if _gap(row, own) > 0]
+    if not better:
+        return ""
+    best, evaluated = summary.get("best_step"), summary.get("evaluated_step")
+    cure = f"; the best checkpoint is that of step {best}: mage evaluate RUN_DIR --checkpoint best"
+    names = " and than ".join(f"{row.label}, {row.values[-1]:+.3f}" for row in better)
+    return (
+        f"step {evaluated} earns {own.values[-1]:+.3f} in the last held-out episode, less than "
+        f"{names}{'' if best in (None, evaluated) else cure}"
+    )
+
+
+def _gap(row: EpisodeRow, other: EpisodeRow) -> float:
+    """Return by how much the last episode of a row earns more than that of another one, beyond the
+    half-width of the difference; negative if it does not.
+    """
+    halves = [each.half_widths[-1] for each in (row, other) if each.half_widths]
+    return row.values[-1] - other.values[-1] - math.hypot(*halves)
 
 
 @dataclass(frozen=True, slots=True)

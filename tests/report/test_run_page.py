@@ -118,6 +118,8 @@ def test_a_page_compares_with_no_references_where_the_environment_has_none(make_
     evaluation = json.loads(run.evaluation.read_text())
     run.evaluation.write_text(json.dumps(evaluation | {"references": {"train": {}, "heldout": {}}}))
     assert "To compare" in page_of(make_run("other"))
+    assert "To compare, in the last episode: before training +" in page_of(run)
+    run.curve.unlink()
     assert "To compare" not in page_of(run)
 
 

@@ -11,8 +11,10 @@ from mage_async.results.run_directory import RunDirectory, checkpoint_at, step_o
 from mage_async.results.run_files import read_document, read_records
 from mage_async.results.summary import (
     best_checkpoint,
+    reference_rows,
     summarise,
     unplayed_note,
+    worse_note,
     write_summary,
 )
 
@@ -104,6 +106,35 @@ def test_a_run_stopped_after_a_checkpoint_counts_the_steps_after_it(make_run):
     summary = summarise(run, wall_s=1.0, processor_s=60.0)
     assert summary["steps"] == 72
     assert summary["trials"] == newest
+
+
+def test_version_0_and_win_stay_are_rows_where_an_environment_states_none_and_a_loss_is_said(
+    make_run,
+):
+    run = make_run(steps=80)
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    declared = [row.label for row in reference_rows(summary)]
+    assert "before training" not in declared
+    assert not worse_note(summary)
+    heldout = summary["evaluation"]["heldout"]
+    heldout |= {"return_by_episode": [0.1, 0.1, 0.1], "ci95_by_episode": [0.1, 0.1, 0.1]}
+    halves = [0.05, 0.05, 0.05]
+    summary |= {
+        "references": {"heldout": {"random": [0.0] * 3, "win-stay": [0.2] * 3}},
+        "reference_ci95": {"heldout": {"random": halves, "win-stay": halves}},
+        "before_training": {"return_by_episode": [0.3] * 3, "ci95_by_episode": halves},
+        "best_step": 60,
+    }
+    rows = reference_rows(summary)
+    assert [row.label for row in rows] == ["random", "win-stay", "before training"]
+    # 0.1 below win-stay, which the intervals of 0.1 and 0.05 allow; and 0.2 below version 0.
+    assert worse_note(summary) == (
+        "step 80 earns +0.100 in the last held-out episode, less than before training, +0.300; "
+        "the best checkpoint is that of step 60: mage evaluate RUN_DIR --checkpoint best"
+    )
+    assert worse_note(summary) in render(run, summary)
+    summary["references"]["heldout"]["win-stay"] = [0.5] * 3
+    assert "less than win-stay, +0.500 and than before training, +0.300" in worse_note(summary)
 
 
 def test_points_that_the_curve_lacks_are_counted_with_the_reason(make_run):

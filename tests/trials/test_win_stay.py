@@ -5,6 +5,7 @@ import threading
 import time
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,11 +13,14 @@ import mage_async as mage
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy import demonstrations
-from mage_async.policy.demonstrations import TRIED_WEIGHT, win_stay_examples
+from mage_async.policy.demonstrations import TRIED_WEIGHT, WIN_STAY_RULE, win_stay_examples
 from mage_async.policy.initial_policy import prepare_policy
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.results.summary import reference_rows
 from mage_async.trajectory import Guidance
 from mage_async.trials.scripted import random_play, random_task, scripted_trial, word_tokens
 from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
+from mage_services.actor.evaluator import played_references
 from mage_services.processes.process import in_time
 
 ARMS = ("red", "green", "blue", "black")
@@ -158,6 +162,22 @@ def test_actions_that_are_only_tried_have_little_weight(chat):
             assert np.allclose(weights, 1.0 if number in wins else TRIED_WEIGHT)
             if turn.reward:
                 paid.add(turn.action)
+
+
+def test_the_table_has_rows_of_players_where_a_class_states_no_references(tmp_path):
+    config = configured(Arms, **{"trial.episodes": 3, "evaluation.episodes": 3})
+    save_tokenizer(build_tokenizer(Arms.words), tmp_path)
+    (tmp_path / WIN_STAY_RULE).write_bytes(msgspec.json.encode(Rule("anywhere", "reward", 0.25)))
+    known = played_references(config, tmp_path, 64)
+    rows = {row.label: row for row in reference_rows(known)}
+    assert list(rows) == ["random", "win-stay"]
+    better = rows["win-stay"].values[-1] - rows["win-stay"].half_widths[-1]
+    assert better > rows["random"].values[-1] + rows["random"].half_widths[-1]
+    # The rule belongs to the environment of the warm start.
+    other = played_references(config, tmp_path, 64, with_rule=False)
+    assert list(other["references"]["heldout"]) == ["random"]
+    # Shipped games state references of their own.
+    assert played_references(mage.configure(), tmp_path, 64) == {}
 
 
 @pytest.mark.parametrize(

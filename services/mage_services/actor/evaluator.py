@@ -31,13 +31,16 @@ import msgspec
 
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config, Tiny
+from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment, Split
+from mage_async.environments.game_references import Sampled
 from mage_async.environments.mix import Mix
 from mage_async.environments.options import harder
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
 from mage_async.policy.checkpoint import MERGE_AGAIN, MERGED, whole_policy
+from mage_async.policy.demonstrations import LATE_S, WIN_STAY_RULE, scripted_play
 from mage_async.policy.full_disk import writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
 from mage_async.results.diversity import Diversity, diversity
@@ -52,10 +55,13 @@ from mage_async.results.score import (
     references,
     rung_label,
     score,
+    with_errors,
 )
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Guidance, Task, Trial, trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.scripted import Player, random_play
+from mage_async.trials.win_stay import Rule, player_of
 from mage_services.actor.actor import beating
 from mage_services.actor.rollout import Planned, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
@@ -66,6 +72,7 @@ from mage_services.processes.process import (
     Status,
     TimeAccounting,
     append_lines,
+    in_time,
     read_startup,
     run_process,
     ticks,
@@ -250,6 +257,51 @@ class Evaluator:
         return await play_all(plans, stage, self._at_once, on_end)
 
 
+PLAYED_S = 5.0
+"""Seconds after which the play of a reference ends."""
+
+
+def played_references(
+    config: Config, policy: Path, num_trials: int, *, with_rule: bool = True
+) -> dict[str, Any]:
+    """Return, as `references` does, what players without a model earn on the tasks of the
+    final held-out set: random play, and the rule of win-stay, lose-shift that the policy was cloned
+    from, if it was.
+
+    Nothing is played if the environment states references of its own, or does not say what an
+    action may be.
+
+    Args:
+        policy: Model directory of version 0.
+        num_trials: Largest number of trials of each player, which end after `PLAYED_S`.
+        with_rule: whether the environment is that of the policy's warm start.
+    """
+    environment, episodes = environment_of(config), config.evaluation.episodes
+    if isinstance(environment, AgentTasks) or environment.references("heldout", episodes):
+        return {}
+    chat = load_chat(policy, thinking=config.transcript.thinking)
+    players: dict[str, Player] = {"random": random_play}
+    if with_rule and (policy / WIN_STAY_RULE).is_file():
+        rule = msgspec.json.decode((policy / WIN_STAY_RULE).read_bytes(), type=Rule)
+        players["win-stay"] = player_of(rule)
+    tasks = evaluation_tasks(environment, "heldout", num_trials, FINAL_SEED)
+    found = dict[str, tuple[float, ...]]()
+    for name, player in players.items():
+        play = scripted_play(config, environment, chat, player, tasks, episodes)
+        trials, spent = list[Trial](), 0.0
+        try:
+            for trial, seconds in in_time(play, LATE_S):
+                trials.append(trial)
+                if (spent := spent + seconds) > PLAYED_S:
+                    break
+        except ConfigError:  # nothing says what an action may be
+            return {}
+        if len(trials) > 1:
+            earned = score(trials, environment)
+            found[name] = Sampled(earned.return_by_episode, earned.ci95_by_episode)
+    return with_errors({"train": {}, "heldout": found})
+
+
 def write_evaluation(
     run: RunDirectory,
     sets: dict[str, Score],
@@ -265,7 +317,8 @@ def write_evaluation(
         blocked_s: Seconds of the evaluator's process by state; {} if they were not measured.
         more: "diversity" and "harder", where they were measured. Where they were not, those of an
             earlier evaluation of the same version stay. "chosen_of": number of checkpoints of which
-            this one was the best on held-out tasks, if it was chosen so.
+            this one was the best on held-out tasks, if it was chosen so. What `played_references`
+            returned, in place of the environment's own references.
     """
     earlier = read_document(run.evaluation)
     kept = {} if earlier.get("version") != version else earlier
@@ -574,10 +627,11 @@ class CurveEvaluator:
         def report(played: int, of: int) -> None:
             self._status.send("final_trials", played=played, of=of)
 
-        num_trials = self._config.evaluation.final_trials
+        num_trials, policy = self._config.evaluation.final_trials, self._run.policy
         sets = await evaluator.final(num_trials, at_intervals(REPORT_S, report))
+        more = await asyncio.to_thread(played_references, self._config, policy, num_trials)
         measured = partial(write_evaluation, self._run, sets, evaluator.environment, version)
-        write = partial(measured, blocked_s=self.time.seconds())
+        write = partial(measured, blocked_s=self.time.seconds(), more=more)
         await self._write(self._run.evaluation, write)
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:

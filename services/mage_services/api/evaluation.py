@@ -27,6 +27,7 @@ from mage_services.actor.evaluator import (
     at_intervals,
     ladder_of,
     no_guidance,
+    played_references,
     recorded_guidance,
     score_rungs,
     times_as_long,
@@ -120,6 +121,9 @@ def evaluate(
     sets, more = run_to_end(playing)
     if best is not None and best.num_heldout:
         more = {**more, "chosen_of": best.num_heldout}
+    # The rule of win-stay that the policy was cloned from is one of its own environment.
+    played = played_references(config, run.policy, trials, with_rule=not environment)
+    more = {**more, **played}
     target, is_as_trained = replace(run, root=folder), folder == run.root
     if not is_as_trained:
         folder.mkdir(exist_ok=True, parents=True)

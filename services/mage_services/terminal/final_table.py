@@ -24,6 +24,7 @@ from mage_async.results.summary import (
     reference_rows,
     set_rows,
     unplayed_note,
+    worse_note,
 )
 
 SET_STYLES = {"heldout": "bold green", "train": ""}
@@ -163,10 +164,7 @@ def _costs(summary: dict[str, Any]) -> list[str]:
         )
     if reasons := summary.get("dropped_by_reason"):
         lines.append(_most_dropped(reasons))
-    if note := chosen_note(summary):
-        lines.append(note)
-    if note := unplayed_note(summary):
-        lines.append(note)
+    lines += filter(None, (note(summary) for note in (worse_note, chosen_note, unplayed_note)))
     return lines
 
 
