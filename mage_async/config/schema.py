@@ -55,9 +55,10 @@ class Environment(Section):
     """How often the same trial, with the same task and seed, is played again with fresh objects
     after a call of its environment has failed, or its engine has lost a turn or missed
     `engine.turn_deadline_s`. The first retry comes at once, later ones after 1, 2, 4 … seconds, at
-    most 30. After the last one the trial's group is dropped, and in an evaluation the trial ends
-    where it failed. With 0 every fault drops a group, so tasks on which faults are frequent are
-    trained less."""
+    most 30. After the last one, or where a mistake of the class such as a `ValueError` comes back
+    in the same line at the second try, the trial's group is dropped, and in an evaluation the trial
+    ends where it failed. With 0 every fault drops a group, so tasks on which faults are frequent
+    are trained less."""
     workers: Natural = 0
     """Worker processes of each actor that play a class with `reset` and `step`. If one dies, the
     calls of its episodes have failed, and the actor lives on. With 0 the actor itself plays."""
@@ -678,10 +679,12 @@ SignatureName = Literal[
     "over_bound",
     "format_gaming",
     "return_collapse",
+    "class_raises",
     "member_failing",
     "selection",
     "disk_soon_full",
     "evicted_contexts",
+    "slow_retries",
     "learner_starving",
     "actors_starving",
 ]

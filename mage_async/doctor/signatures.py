@@ -446,6 +446,37 @@ def return_collapse(run: History) -> Sightings:
 
 # Signatures of the system: waiting processes, failing members, resources that run out.
 
+MISTAKEN = ("the environment raised", "a call returned a wrong value")
+"""Kinds of drops whose cause is the code of the user's class."""
+
+
+def class_raises(run: History) -> Sightings:
+    """Groups were dropped because the user's class raised, or returned a wrong value."""
+    dropped = sum(run.selection.causes[kind] for kind in MISTAKEN)
+    if dropped and (whole := run.selection.whole()):
+        yield Sighting(f"{dropped} of {whole.started} groups were dropped, as the class failed")
+
+
+MOST_RETRYING = 0.2
+"""Share of the time of the newest steps above which waits for trials that are played again count.
+"""
+
+
+def slow_retries(run: History) -> Sightings:
+    """The learner waits long in steps with trials that were played again after a fault."""
+    steps = run.recent("waiting_s", MAX_STEPS)
+    retried = [each for each in steps if each.get("retried_trials")]
+    others = [each["waiting_s"] for each in steps if not each.get("retried_trials")]
+    usual = statistics.median(others) if others else min(each["waiting_s"] for each in steps)
+    lost = sum(max(0.0, each["waiting_s"] - usual) for each in retried)
+    spent = sum(each["waiting_s"] + each.get("train_s", 0.0) for each in steps)
+    if run.record.get("retried_trials") and len(steps) >= 8 and lost > MOST_RETRYING * spent:
+        yield Sighting(
+            f"{lost / spent:.0%} of the time of {len(steps)} steps went into waits for trials that "
+            "were played again after a fault"
+        )
+
+
 FAILURES, FAILURE_STEPS = 3, 20
 """Number of groups of one member that must be dropped within `FAILURE_STEPS` steps. With 24 members
 and 4 groups a step, each member is met three times in 20 steps, so a member that always fails is
@@ -711,6 +742,13 @@ SIGNATURES = {
         steps_in_a_row=1,
         needs="return_by_episode",
     ),
+    "class_raises": Signature(
+        "`mage journal RUN_DIR --kind drop` names exception, file and line: mend the class, and "
+        "begin a new run, because the tasks of these groups were never trained.",
+        class_raises,
+        steps_in_a_row=1,
+        needs="dropped_groups",
+    ),
     "member_failing": Signature(
         "Read why by `mage journal RUN_DIR --kind drop` and mend the environment; raise "
         "environment.step_deadline_s where its steps are slow.",
@@ -737,6 +775,13 @@ SIGNATURES = {
         evicted_contexts,
         steps_in_a_row=1,
         needs="prefix_reuse_rate",
+    ),
+    "slow_retries": Signature(
+        "Read in the notes of the run what failed (`events.jsonl`): mend the class, or what it "
+        "calls; lower environment.retries where a fault never passes.",
+        slow_retries,
+        steps_in_a_row=1,
+        needs="waiting_s",
     ),
     "learner_starving": Signature(
         "Start more actors (--actors), raise engine.max_contexts, or admission.max_staleness. "

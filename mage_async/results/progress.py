@@ -143,6 +143,36 @@ def drop_kind(reason: str) -> DropKind:
     return DropKind(f"{printable(_VARIABLE_PARTS.sub('…', reason)):.60}", "")
 
 
+PLAYED_AGAIN = "the trial is played again"
+"""Words by which a note says that a fault is not the last word on a trial."""
+_MISTAKES = (
+    "ArithmeticError|AssertionError|AttributeError|FloatingPointError|ImportError|IndexError|"
+    "KeyError|LookupError|ModuleNotFoundError|NameError|NotImplementedError|OverflowError|"
+    "RecursionError|TypeError|UnboundLocalError|ValueError|ZeroDivisionError"
+)
+"""Names of exceptions of wrong code. Others, such as `OSError` and `RuntimeError`, may come from a
+server or a network, and be gone at a later try."""
+_PLACE = re.compile(r"\((\S[^()]*, line \d+), in ")
+"""File and line in the reason of a call that raised."""
+
+
+def place_in_code(reason: str) -> str:
+    """Return file and line of the user's code that a reason names; "" if it names none."""
+    found = _PLACE.search(reason)
+    return found[1] if found else ""
+
+
+def mistake(reason: str) -> str:
+    """Return exception, file and line of a mistake in a user's code, or the wrong value that a call
+    returned, from the reason of a fault. "" if another try may succeed: the call took too long, or
+    a connection or a process was lost.
+    """
+    raised, place = re.search(rf"raised ({_MISTAKES}): ", reason), place_in_code(reason)
+    if raised and place:
+        return f"{raised[1]} in {place}"
+    return reason.partition(" must return ")[2]
+
+
 def printable(text: str) -> str:
     """Return a text with its control characters made visible, as one line for a terminal."""
     # `ascii` puts quotes around the escape, which are cut off.
@@ -207,6 +237,10 @@ class Progress:
     played_again: int = 0
     """Number of trials that the actors have played again after a fault, since the learner started.
     """
+    groups_ended: int = 0
+    """Number of groups that were trained or dropped since the run began."""
+    drop_place: str = ""
+    """File and line of the user's code that the reason of most dropped groups names."""
 
 
 _DOING = {
@@ -269,7 +303,11 @@ def sentence(progress: Progress) -> str:
 def _dropped(progress: Progress) -> list[str]:
     """Return the clause of the dropped groups, if there are any."""
     kinds = ", ".join(f"{count} {name}" for name, count in progress.dropped.items())
-    return [f"{sum(progress.dropped.values())} groups dropped ({kinds})"] if kinds else []
+    if not kinds:
+        return []
+    of = f" of {progress.groups_ended:,}" if progress.groups_ended else ""
+    place = f", {progress.drop_place}" if progress.drop_place else ""
+    return [f"{sum(progress.dropped.values()):,}{of} groups dropped ({kinds}{place})"]
 
 
 def time_in_words(number: float) -> str:
@@ -421,6 +459,11 @@ class ProgressCounts:
                 # a trial that is about to be played again. They bound nothing.
                 if self._turns < most_turns:
                     due_s, is_bound = (most_turns - self._turns) / turns_per_s, True
+        places = Counter[str]()
+        for reason, count in dropped_by_reason.items():
+            places[place_in_code(reason)] += count
+        del places[""]
+        num_trained = version * config.admission.groups_per_step
         returns = [
             # In a mix each environment has units of its own.
             mean_return / component_of(environment, member).facts.units
@@ -448,6 +491,8 @@ class ProgressCounts:
             due_s=due_s,
             is_due_bound=is_bound,
             played_again=self._played_again,
+            groups_ended=num_trained + sum(dropped_by_reason.values()),
+            drop_place=next((place for place, _ in places.most_common(1)), ""),
         )
 
     def _speed(self, now: float) -> tuple[float, float]:

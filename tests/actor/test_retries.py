@@ -16,7 +16,7 @@ from mage_async.errors import InfrastructureFault, TurnLost, TurnOverdue
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.initial_policy import prepare_policy
 from mage_async.protocol.messages import GroupDrop, TrialResult
-from mage_async.results.progress import drop_kind
+from mage_async.results.progress import drop_kind, place_in_code
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Task, Trial
 from mage_services.actor import actor, rollout
@@ -192,6 +192,23 @@ def test_a_class_that_always_fails_drops_its_group_after_the_tries(
             assert next(sys.modules["flaky"].COUNTS["step"]) == 24 + 2 * (retries + 1) + 1
 
     begin(main, "raise Fault('down')", retries=retries, num_processes=num_processes)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "most"), [("raise ValueError('broken')", 2), ("raise OSError('down')", 7)]
+)
+def test_a_mistake_that_comes_back_in_the_same_line_is_not_tried_again(
+    begin: Begin, capsys: pytest.CaptureFixture[str], trouble: str, most: int
+) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="bad", num_trials=1))
+        drop = await site.hear()
+        assert isinstance(drop, GroupDrop)
+        assert drop.reason.startswith(f"after {most} tries: own, task bad, seed 5, episode 1")
+        assert place_in_code(drop.reason).endswith("flaky.py, line 32")
+
+    begin(main, trouble, retries=6)
+    assert ("or once if the same comes back" in capsys.readouterr().err) == (most == 2)
 
 
 @pytest.mark.parametrize("num_processes", [0, 1])

@@ -56,6 +56,10 @@ def _losing_long_groups(record: Record, k: int) -> Record:
     return {"trained_groups": kept, "dropped_groups": [["kind", "b", 400, "raised", 8]]}
 
 
+def _raising_once(record: Record, k: int) -> Record:
+    return {"dropped_groups": [["kind", "b", 400, "the environment raised", 1]]} if k == 0 else {}
+
+
 SICKNESSES: dict[str, Sickness] = {
     "not_finite": lambda r, k: {"loss": math.nan, "grad_norm": math.inf, "skipped_updates": 1.0},
     "no_variance": lambda r, k: {"zero_advantage_share": 1.0, **_returning(r, -0.8)},
@@ -68,6 +72,10 @@ SICKNESSES: dict[str, Sickness] = {
     "over_bound": lambda r, k: {"over_bound_by_actor": {"actor-2": 0.05}},
     "format_gaming": lambda r, k: {"valid_action_share": 0.99, **_returning(r, 0.5)},
     "return_collapse": lambda r, k: _returning(r, 0.3 + 0.01 * (k % 3)),
+    "class_raises": _raising_once,
+    "slow_retries": lambda r, k: (
+        {"retried_trials": 1, "waiting_s": 8.0 * r["train_s"]} if k % 2 else {}
+    ),
     "member_failing": lambda r, k: {"dropped_by_member": {"beat-rock": 1}},
     "selection": _losing_long_groups,
     "disk_soon_full": lambda r, k: {"disk_free_bytes": 30_000_000_000 - 1_500_000_000 * k},

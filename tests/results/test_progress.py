@@ -17,6 +17,7 @@ from mage_async.results.progress import (
     before_first_step,
     drop_kind,
     dropped_by_kind,
+    mistake,
     sentence,
     time_in_words,
 )
@@ -68,7 +69,9 @@ def batch(*rewards, num_groups=2, **changes):
     ]
 
 
-def snapshot(counts, now, *, arrived=0, version=0, doing="batch not full", environment=RPS):
+def snapshot(
+    counts, now, *, arrived=0, version=0, doing="batch not full", environment=RPS, dropped=None
+):
     return counts.snapshot(
         now,
         CONFIG,
@@ -79,7 +82,7 @@ def snapshot(counts, now, *, arrived=0, version=0, doing="batch not full", envir
         groups_in_flight=4,
         trials=(arrived, 32),
         num_missing=32 - arrived,
-        dropped_by_reason={},
+        dropped_by_reason=dropped or {},
     )
 
 
@@ -90,6 +93,17 @@ def test_a_sentence_has_every_fact() -> None:
         "98% of actions valid; 3 groups dropped (2 outgrew the context, 1 the environment raised); "
         "complete in about 3:42 min"
     )
+
+
+def test_dropped_groups_are_counted_of_all_and_the_line_of_the_mistake_is_named() -> None:
+    place = "/home/own.py, line 20"
+    reason = f"own, task 8, turn 3: step('a') raised ValueError: x ({place}, in step: y)"
+    shown = sentence(snapshot(ProgressCounts(), 0.0, version=1, dropped={reason: 1}))
+    of = CONFIG.admission.groups_per_step + 1
+    assert f"1 of {of} groups dropped (1 the environment raised, {place})" in shown
+    assert mistake(reason) == f"ValueError in {place}"
+    assert mistake(reason.replace("ValueError", "ConnectionError")) == ""
+    assert mistake("own: step('a') must return a finite reward, got nan")
 
 
 def test_a_sentence_leaves_out_what_is_not_known() -> None:

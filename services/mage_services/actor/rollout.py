@@ -17,6 +17,7 @@ from typing import NamedTuple
 from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, InfrastructureFault, TrialFault
 from mage_async.protocol.messages import MAX_REASON_CHARS
+from mage_async.results.progress import PLAYED_AGAIN, mistake
 from mage_async.trajectory import FinishedEpisodes, Guidance, Task, Trial
 from mage_async.trials.agent_run import AgentRun
 from mage_async.trials.chat_format import ChatFormat
@@ -39,7 +40,9 @@ class Retries:
     A fault says nothing about the agent. If every fault dropped the trial's group, faults would
     choose what is trained: long trials, which make more calls, would be lost more often than short
     ones. So the same trial (same task, seed and index, and so the same tokens under equal weights)
-    is played again with fresh objects of the environment.
+    is played again with fresh objects of the environment. A mistake in the user's code that comes
+    back in the same place at the second try (`mistake`) is not tried again: it would come back for
+    ever, while all actors wait for its group.
 
     Args:
         most: Largest number of retries of a trial (`environment.retries`).
@@ -57,17 +60,21 @@ class Retries:
         self._reported: set[str] = set()
         """Kinds of faults of which one was reported to people."""
 
-    async def wait(self, fault: InfrastructureFault, num_retries: int) -> None:
+    async def wait(
+        self, fault: InfrastructureFault, num_retries: int, before: InfrastructureFault | None
+    ) -> None:
         """Return when the trial can be played again. Cancellation ends the wait.
 
         Args:
             num_retries: Retries of the trial so far.
+            before: Fault of the try before; None if this was the first.
 
         Raises:
-            InfrastructureFault: the last retry has failed; of the type of `fault`, with the number
-                of tries.
+            InfrastructureFault: the last retry has failed, or the same mistake in the user's code
+                came back; of the type of `fault`, with the number of tries.
         """
-        if num_retries == self._most:
+        same = mistake(str(fault))
+        if num_retries == self._most or (before and same and same == mistake(str(before))):
             if not num_retries:
                 raise fault
             raise type(fault)(f"after {num_retries + 1} tries: {fault}") from fault
@@ -83,9 +90,10 @@ class Retries:
             self._reported.add(kind)
             sentence = " ".join(str(fault).split())[:MAX_REASON_CHARS]
             times = "once" if self._most == 1 else f"up to {self._most} times"
+            ends = ", or once if the same comes back" if mistake(str(fault)) else ""
             self._say(
-                f"{sentence}; the trial is played again with fresh objects, {times} "
-                "(environment.retries)"
+                f"{sentence}; {PLAYED_AGAIN} with fresh objects, {times} (environment.retries)"
+                f"{ends if self._most > 1 else ''}"
             )
 
 
@@ -238,12 +246,14 @@ async def play_retried(
         InfrastructureFault: the last retry has failed too.
         TrialFault: any other fault, which is not retried.
     """
+    before: InfrastructureFault | None = None
     for num_retries in count():
         try:
             run = begin()
             return Played(run, await play_to_end(run, engine, workers, between), num_retries)
         except InfrastructureFault as fault:
-            await retries.wait(fault, num_retries)
+            await retries.wait(fault, num_retries, before)
+            before = fault
     raise AssertionError("`count` has no end")
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from mage_async.config.schema import Config
 from mage_async.results.metrics import injections_by_source
-from mage_async.results.progress import Progress, sentence, time_in_words
+from mage_async.results.progress import PLAYED_AGAIN, Progress, sentence, time_in_words
 
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
@@ -147,7 +147,9 @@ class RunState:
     def waiting(self, now: float) -> str:
         """Return one line that says what the run waits for, and how far it has come."""
         if self.phase == "training" and self.progress is not None:
-            return sentence(self.progress)
+            # The actors say what failed; the learner counts it.
+            again = [f"; a fault: {note}" for note in self.notes if PLAYED_AGAIN in note]
+            return sentence(self.progress) + "".join(again[-1:] * bool(self.progress.played_again))
         doing = ", ".join(f"{name} {what}" for name, what in self.processes.items())
         done = ""
         if self.phase == "warm start":
