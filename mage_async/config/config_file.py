@@ -419,3 +419,18 @@ def _tree(data: bytes, where: str) -> Table:
         raise ConfigError(f"{where}: not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{where}: its values are nested too deeply") from None
+
+
+def flat_config(config: Config) -> dict[str, Any]:
+    """Return the value of every key of a configuration by its path, such as `learner.steps`; keys
+    of the top level come first.
+    """
+    pending, flat = [("", msgspec.to_builtins(config))], {}
+    while pending:
+        prefix, tree = pending.pop(0)
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                pending.append((f"{prefix}{key}.", value))
+            else:
+                flat[f"{prefix}{key}"] = "none" if value is None else value
+    return flat

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from mage_async.config.config_file import flat_config
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.pages.charts import Chart, Series, duration, figure, line_chart, signed
@@ -27,9 +26,9 @@ from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document, read_records
 
-IGNORED_KEYS = ("seed", "journal.", "supervision.", "transport.")
-"""Beginnings of keys that make no separate arm: they change neither what is learned nor how
-fast.
+IGNORED_KEYS = ("seed", "journal.", "supervision.", "transport.", "evaluation.final_trials")
+"""Beginnings of keys that make no separate arm: they change neither what is learned nor how fast,
+or only the width of a run's own intervals.
 """
 SUMMARY_PARTS = ("environment", "seed", "complete")
 """Keys that every summary has, even that of an interrupted run."""
@@ -113,7 +112,11 @@ class Arm:
 
 def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
     """Sort runs into arms, in the order in which each arm first appears; seeds ascend."""
-    with_keys = [(run, _compared_keys(run.records.config)) for run in runs]
+    # A run whose keys were changed by `--resume` was trained with several values of them.
+    with_keys = [
+        (run, _compared_keys(flat_config(run.records.config) | run.summary.get("changed_keys", {})))
+        for run in runs
+    ]
     settings = [each for _, each in with_keys]
     keys = dict.fromkeys(key for each in settings for key in each)
     differing = [key for key in keys if _differs(key, settings)]
@@ -140,21 +143,6 @@ def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
     return intervals.paired(other, one)
 
 
-def flat_config(config: Config) -> dict[str, Any]:
-    """Return the value of every key of a configuration by its path, such as `learner.steps`; keys
-    of the top level come first.
-    """
-    pending, flat = [("", msgspec.to_builtins(config))], {}
-    while pending:
-        prefix, tree = pending.pop(0)
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                pending.append((f"{prefix}{key}.", value))
-            else:
-                flat[f"{prefix}{key}"] = "none" if value is None else value
-    return flat
-
-
 def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
     """Return the keys that differ with both values; "–" if a configuration lacks the key."""
     left, right = flat_config(one), flat_config(other)
@@ -162,10 +150,9 @@ def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
     return [(key, str(a), str(b)) for key, a, b in pairs if a != b]
 
 
-def _compared_keys(config: Config) -> dict[str, Any]:
-    """Return the keys and values of a configuration that may separate two arms."""
-    keys = flat_config(config).items()
-    return {key: value for key, value in keys if not key.startswith(IGNORED_KEYS)}
+def _compared_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a configuration, with their values, that may separate two arms."""
+    return {key: value for key, value in values.items() if not key.startswith(IGNORED_KEYS)}
 
 
 def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:

@@ -54,12 +54,15 @@ from mage_async.results.summary import (
     SETS,
     EpisodeRow,
     Score,
+    changed_note,
     chosen_note,
     reference_rows,
     unplayed_note,
     worse_note,
 )
 
+NOTES = (worse_note, changed_note, chosen_note)
+"""Functions that return a sentence below the verdict, or ""."""
 MAX_FOLDED_TRIALS = 12
 """Largest number of trials that are shown folded."""
 
@@ -106,7 +109,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         findings=examine(records),
         adaptation=adaptation_part(records, summary),
         curves=learning_curves(records),
-        notes=list(filter(None, (worse_note(summary), chosen_note(summary)))),
+        notes=[text for each in NOTES if (text := each(summary))],
         unplayed=unplayed_note(summary),
         environment_curves=environment_curves(records),
         episode_names=episode_names(config.most_episodes),

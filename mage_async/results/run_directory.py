@@ -40,8 +40,9 @@ class RunDirectory:
     config = _Below("config.toml")
     """The resolved configuration."""
     launch = _Below("launch.json")
-    """Number of actors of the last start, which `--resume` starts again, and the versions of
-    Python, of this program and of libraries at that start.
+    """Number of actors of the last start, which `--resume` starts again; the versions of Python, of
+    this program and of libraries at that start; and the keys that `--resume` changed, each with the
+    step after which it did.
     """
     lock = _Below(".lock")
     """Lock of the process that runs it; see `mage_services/processes/run_lock.py`."""

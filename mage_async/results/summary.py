@@ -52,6 +52,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "warm_start_s": records.learner.get("warm_start_s"),
         "evaluated_step": records.evaluation.get("version"),
         "chosen_of": records.evaluation.get("chosen_of"),
+        "changed_keys": changed_keys(run),
         "before_training": _before_training(records),
         "best_step": _best_step(run, records),
         "evaluation": {
@@ -82,6 +83,33 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "dropped_by_reason": records.learner.get("dropped_by_reason"),
     }
     return {name: part for name, part in parts.items() if part not in (None, {})}
+
+
+def changed_keys(run: RunDirectory) -> dict[str, str]:
+    """Return the values of the keys that `--resume` changed, in words, by key: "0.001 to step 100,
+    then 0.0003". `config.toml` has the last values alone.
+    """
+    values: dict[str, list[tuple[Any, int]]] = {}
+    now: dict[str, Any] = {}
+    for change in read_document(run.launch).get("changes", []):
+        key, step = change["key"], change["step"]
+        spans = values.setdefault(key, [])
+        # No step was trained between two changes at the same step.
+        if not spans or spans[-1][1] < step:
+            spans.append((change["was"], step))
+        now[key] = change["now"]
+    return {
+        key: ", then ".join([*(f"{value} to step {step}" for value, step in spans), f"{now[key]}"])
+        for key, spans in values.items()
+        if any(value != now[key] for value, _ in spans)
+    }
+
+
+def changed_note(summary: Mapping[str, Any]) -> str:
+    """Return a sentence on the keys that `--resume` changed; "" if it changed none."""
+    changed = summary.get("changed_keys", {})
+    values = "; ".join(f"{key} {text}" for key, text in changed.items())
+    return f"changed by --resume: {values}" if values else ""
 
 
 def _before_training(records: RunRecords) -> Record | None:

@@ -212,6 +212,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(options, sentence, 
         ({"policy.hidden_size": 128}, r"the run's own policy\.hidden_size \d+: leave the key out"),
         ({"policy.lora.rank": 4}, r"the run's own policy\.lora: leave the key out"),
         ({"learner.steps": 3}, "learner.steps must be at least 4, which the run has trained alre"),
+        ({"trial.episodes": 4}, "trial.episodes: the run has trained all of its 4 steps"),
     ],
 )
 def test_a_run_is_not_resumed_as_another_one_and_stays_as_it_is(keys, sentence, run):

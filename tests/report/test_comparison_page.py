@@ -7,12 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.pages.comparison import Arm, arms, compare, lines, paired, read_run
+from mage_async.pages.report import render
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
+from mage_services.api.start_to_report import _write_start
 from mage_services.cli.options import positive
 from mage_services.cli.report import write_report
 
@@ -22,11 +26,12 @@ LAST = ("evaluation", "heldout", "return_by_episode", -1)
 
 @pytest.fixture
 def runs(make_run):
-    """Three seeds with a discount of 1 and two with 0.6; one has a journal of another size."""
+    """Three seeds with a discount of 1, two with 0.6; journals and evaluations differ in size."""
     made = []
     for discount, seeds in ((1.0, (0, 1, 2)), (0.6, (0, 1))):
         for seed in seeds:
             settings = [f"credit.episode_discount={discount}", f"journal.max_bytes={10**9 + seed}"]
+            settings += [f"evaluation.final_trials={100 + seed}"]
             place = make_run(f"{discount}-{seed}", seed=seed, settings=settings)
             write_summary(place, summarise(place, wall_s=60.0 + seed, processor_s=60.0))
             made.append(read_run(place))
@@ -41,6 +46,29 @@ def test_an_arm_is_the_runs_that_differ_in_nothing_but_their_seed(runs):
     ]
     assert [[run.records.config.seed for run in arm.runs] for arm in found] == [[0, 1], [0, 1, 2]]
     assert found[0].label == "episode_discount 0.6"
+
+
+def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make_run):
+    places = [make_run(f"{number}", steps=20) for number in range(2)]
+    config = config_file.load(places[0].config)
+    with places[0].metrics.open("a") as file:
+        file.write("damaged\n")
+    for steps, rate in ((20, 0.002), (24, 0.0003)):
+        learner = structs.replace(config.learner, learning_rate=rate, steps=steps)
+        now = structs.replace(config, learner=learner)
+        _write_start(places[0], now, num_actors=1, is_resumed=True)
+    text = places[0].metrics.read_text()
+    places[0].metrics.write_text(text.removesuffix("damaged\n"))
+    for place in places:
+        write_summary(place, summarise(place, wall_s=60.0, processor_s=60.0))
+    # No step was trained between the two changes, so 0.002 was the rate of none.
+    was = config.learner.learning_rate
+    summary = read_run(places[0]).summary
+    assert summary["changed_keys"]["learner.learning_rate"] == f"{was} to step 20, then 0.0003"
+    assert f"learner.learning_rate {was} to step 20, then 0.0003" in render(places[0], summary)
+    labels = [arm.label for arm in arms(map(read_run, places))]
+    assert f"learning_rate {was} to step 20, then 0.0003" in labels[0]
+    assert labels[1] == f"steps 20, learning_rate {was:g}"
 
 
 def test_runs_of_one_configuration_are_one_arm(runs):

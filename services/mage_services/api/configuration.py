@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from mage_async import user_modules
+from mage_async.admission.replay import NOT_PLAYED
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.config.tables import NONE
@@ -246,12 +247,26 @@ def _text_of(value: Any) -> str:
         ) from None
 
 
+NOT_TRAINED = ("evaluation.", *(f"{name}." for name in ("transport", "hardware", "journal")))
+NOT_TRAINED += ("supervision.", "doctor.", "tracking.")
+NOT_TRAINED += tuple(f"{part}.{key}" for part, keys in NOT_PLAYED.items() for key in keys)
+"""Beginnings of keys that decide neither what is played in training nor what is learned from it."""
+
+
+def training_changes(one: Config, other: Config) -> list[tuple[str, Any, Any]]:
+    """Return the keys of training in which two configurations differ, with both values."""
+    left, right = config_file.flat_config(one), config_file.flat_config(other)
+    pairs = [(key, left.get(key, "none"), right.get(key, "none")) for key in left | right]
+    return [each for each in pairs if each[1] != each[2] and not each[0].startswith(NOT_TRAINED)]
+
+
 def resumed_config(run_dir: Path, assignments: list[str], method: str | None = None) -> Config:
     """Return the configuration that a run recorded, with assignments written over it.
 
     Raises:
         ConfigError: an assignment names another environment or policy, fewer steps than the run has
-            trained, or turns a method that replaces the trainer on or off.
+            trained, a change that no step can use, or turns a method that replaces the trainer on
+            or off.
         RunError: there is no run to resume.
     """
     run = RunDirectory(run_dir)
@@ -283,6 +298,17 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
             f"learner.steps must be at least {num_trained}, which the run has trained already, got "
             f"{config.learner.steps}; mage evaluate RUN_DIR --checkpoint STEP measures an earlier "
             "step"
+        )
+    unused = [
+        key
+        for key, _, _ in training_changes(recorded, config)
+        if key != "learner.steps" and not key.startswith("engine.")
+    ]
+    if unused and config.learner.steps == num_trained:
+        raise ConfigError(
+            f"{', '.join(unused)}: the run has trained all of its {num_trained} steps, so that no "
+            "step would be trained with this change: raise learner.steps too, or begin another run "
+            f"with this one's weights: mage train --from {run_dir} --set …"
         )
     # Methods that replace the trainer, on in only one of the two configurations.
     changed = set(overriding(config, "trainer")) ^ set(overriding(recorded, "trainer"))

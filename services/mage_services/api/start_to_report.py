@@ -42,6 +42,7 @@ from mage_async.results.run_files import (
 from mage_async.results.summary import best_checkpoint, summarise, write_summary
 from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
+from mage_services.api.configuration import training_changes
 from mage_services.engines.sglang.arguments import installed
 from mage_services.processes.cores_and_memory import num_cores
 from mage_services.processes.process import Runner, first_failure
@@ -170,10 +171,25 @@ def _write_start(
         directory.check_is_new()
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
-    write_whole(directory.config, config_file.dump(config))
     checkout = Path(mage_async.__file__).parents[1]
     launch = {"actors": num_actors, "versions": _versions(checkout)}
+    if changes := _changes(directory, config):
+        launch["changes"] = changes
+    write_whole(directory.config, config_file.dump(config))
     write_whole(directory.launch, json.dumps(launch) + "\n")
+
+
+def _changes(run: RunDirectory, config: Config) -> list[dict[str, Any]]:
+    """Return the keys that this start and earlier ones changed after a step, with both values."""
+    changes = list(read_document(run.launch).get("changes", []))
+    # `run_to_end` says which lines are damaged, and the learner removes them.
+    if steps := read_lines(run.metrics, on_damage=lambda fault: None):
+        recorded = config_file.load_recorded(run.config, imports=False)
+        changes += [
+            {"step": steps[-1]["step"], "key": key, "was": was, "now": now}
+            for key, was, now in training_changes(recorded, config)
+        ]
+    return changes
 
 
 LIBRARIES = ("torch", "transformers", "triton", "sglang")

@@ -16,6 +16,7 @@ from mage_async.results.progress import drop_kind, dropped_by_kind, printable
 from mage_async.results.summary import (
     SETS,
     EpisodeRow,
+    changed_note,
     chosen_note,
     diversity_row,
     environment_rows,
@@ -164,7 +165,8 @@ def _costs(summary: dict[str, Any]) -> list[str]:
         )
     if reasons := summary.get("dropped_by_reason"):
         lines.append(_most_dropped(reasons))
-    lines += filter(None, (note(summary) for note in (worse_note, chosen_note, unplayed_note)))
+    notes = (worse_note, changed_note, chosen_note, unplayed_note)
+    lines += filter(None, (note(summary) for note in notes))
     return lines
 
 
