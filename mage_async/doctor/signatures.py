@@ -64,6 +64,8 @@ class Sighting(NamedTuple):
     """First step that showed the signature; None for the first of the present steps in a row, or
     the version evaluated.
     """
+    remedy: str = ""
+    """Remedy for this run; "" for that of the signature."""
 
 
 MAX_STEPS = 100
@@ -616,8 +618,20 @@ def memory_unused(config: Config, evaluation: Record) -> Sightings:
     """Held-out returns are the same without the earlier episodes in the context, in a run that has
     memory to remove.
     """
-    if config.trial.memory != "none":
-        yield from _no_loss(evaluation, "heldout_blind", "without the earlier episodes")
+    if config.trial.memory == "none":
+        return
+    credit = msgspec.to_builtins(config.credit)
+    pays_all = credit["kind"] in EARLY_PAID and credit.get("episode_discount") == 1.0
+    for seen in _no_loss(evaluation, "heldout_blind", "without the earlier episodes"):
+        yield seen._replace(remedy=MORE_TRAINING) if pays_all else seen
+
+
+MORE_TRAINING = (
+    "Train for more learner.steps; where the interval is wide, evaluate more trials "
+    "(`mage evaluate --trials`)."
+)
+EARLY_PAID = ("differential", "cumulative_paper")
+"""Kinds of credit that pay an episode for what it teaches later ones, at a discount of 1."""
 
 
 def swap_harmless(config: Config, evaluation: Record) -> Sightings:
@@ -795,8 +809,7 @@ SIGNATURES = {
         needs="actors_idle_share",
     ),
     "memory_unused": Signature(
-        "Train for more learner.steps; where the interval is wide, evaluate more trials "
-        "(`mage evaluate --trials`). Where early episodes are not paid for what they teach, set "
+        f"{MORE_TRAINING} Where early episodes are not paid for what they teach, set "
         'credit.kind = "differential" or "cumulative_paper", or raise a credit.episode_discount '
         "below 1.",
         in_evaluation=memory_unused,
@@ -923,7 +936,8 @@ def examine(records: RunRecords) -> list[Finding]:
 def _finding(name: str, seen: Sighting, onset: int, found: int) -> Finding:
     """Return the finding that a sighting makes."""
     onset = onset if seen.onset is None else seen.onset
-    return Finding(name, onset, found, seen.evidence, SIGNATURES[name].remedy, seen.subject)
+    remedy = seen.remedy or SIGNATURES[name].remedy
+    return Finding(name, onset, found, seen.evidence, remedy, seen.subject)
 
 
 def _recorded_bounds(records: RunRecords) -> tuple[float, float] | None:

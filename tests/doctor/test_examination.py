@@ -57,6 +57,17 @@ def test_a_control_that_takes_nothing_away_is_found(
     assert [(each.name, each.onset) for each in found] == [(name, 60) for name in names]
 
 
+def test_a_credit_that_pays_early_episodes_is_not_advised_again() -> None:
+    def remedy(*assignments: str) -> str:
+        (found,) = doctor(*assignments).evaluated(evaluation(0.7, 0.69, 0.1))
+        return found.remedy
+
+    paid = ("credit.kind=cumulative_paper", "credit.episode_discount=1.0")
+    assert "credit." not in remedy(*paid)
+    for other in ((paid[0], "credit.episode_discount=0.6"), ("credit.kind=single_episode",)):
+        assert "credit.kind" in remedy(*other)
+
+
 def test_where_no_reward_is_earned_that_is_the_one_finding() -> None:
     nothing = {"zero_advantage_share": 1.0, "return_by_episode": [0.0, 0.0, 0.0]}
     looks = doctor()
