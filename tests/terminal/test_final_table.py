@@ -91,6 +91,14 @@ def test_the_trials_that_no_step_needed_are_not_called_lost(run):
     assert f"{counts} in flight, kept for --resume" in stopped
 
 
+def test_a_policy_below_its_beginning_is_called_so_below_the_table(run):
+    first = {"return_by_episode": [0.9] * 3, "ci95_by_episode": [0.01] * 3}
+    known = summary(before_training=first, best_step=3, evaluated_step=60)
+    line = "less than before training, +0.900; the best checkpoint is that of step 3"
+    assert line in table_text(known, run)
+    assert "less than" not in table_text(summary(), run)
+
+
 def test_the_title_names_the_step_of_the_weights_that_were_evaluated(run):
     later = table_text(summary(complete=False, steps=72, evaluated_step=60), run)
     assert "rps  seed 0  72 steps  (not finished)  evaluated at step 60" in later

@@ -53,6 +53,10 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
         console.width = max(own_width, needed)
     console.print(table, highlight=False)
     console.width = own_width
+    if note := worse_note(summary):
+        console.print(
+            Text(note, style="yellow"), highlight=False, soft_wrap=not console.is_terminal
+        )
     # A search of a log for a reason or a rate needs the whole line.
     costs = Group(*(Text(line, style="dim") for line in _costs(summary)))
     console.print(costs, highlight=False, soft_wrap=not console.is_terminal)
@@ -165,7 +169,7 @@ def _costs(summary: dict[str, Any]) -> list[str]:
         )
     if reasons := summary.get("dropped_by_reason"):
         lines.append(_most_dropped(reasons))
-    notes = (worse_note, changed_note, chosen_note, unplayed_note)
+    notes = (changed_note, chosen_note, unplayed_note)
     lines += filter(None, (note(summary) for note in notes))
     return lines
 
