@@ -44,7 +44,6 @@ def pytest_cmdline_main(config):
     if num_workers > 1:
         options.numprocesses, options.dist = num_workers, "worksteal"
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker's torch would use all cores
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of a warm start would spin
 
 
 @pytest.hookimpl(wrapper=True)

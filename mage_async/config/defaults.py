@@ -38,7 +38,7 @@ WITH_TINY: Table = {
         "max_action_tokens": 1,
         "max_reflection_tokens": 5,
     },
-    "warm_start": {"kind": "auto", "threads": 2},
+    "warm_start": {"kind": "auto"},
     "engine": {"max_contexts": 80, "max_tokens": 160, "cache_rule": "keep", "threads": 1},
     "admission": {"groups_per_step": 18, "max_staleness": 1, "grant_deadline_s": 180.0},
     "learner": {

