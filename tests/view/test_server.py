@@ -277,6 +277,16 @@ def test_runs_whose_paths_look_alike_have_pages_of_their_own(tmp_path):
     assert seeds == set(paths.values())
 
 
+def test_runs_of_different_environments_are_drawn_in_charts_of_their_own(tmp_path):
+    runs = [unpack("finished", tmp_path / name) for name in ("one", "two", "three")]
+    for run, environment in zip(runs, ("rps", "rps", "kuhn"), strict=True):
+        text = re.sub(r'(?m)^name = "rps"', f'name = "{environment}"', run.config.read_text())
+        run.config.write_text(text)
+    with shown(tmp_path) as server:
+        page = server.page("")
+    assert sorted(re.findall(r"<figcaption>([^<]*)</figcaption>", page)) == ["kuhn", "rps"]
+
+
 def test_a_copy_without_its_tokenizer_shows_numbers_and_says_why(tmp_path):
     run = unpack("finished", tmp_path)
     shutil.rmtree(run.policy)

@@ -25,7 +25,15 @@ import mage_async
 from mage_async.assembly import check_context_length, check_keys, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
-from mage_async.config.schema import Config, Embedded, Pretrained, check_installed, check_source
+from mage_async.config.schema import (
+    Config,
+    Embedded,
+    FromScriptIfAny,
+    FromWinStay,
+    Pretrained,
+    check_installed,
+    check_source,
+)
 from mage_async.doctor import Doctor
 from mage_async.environments.catalogue import file_name
 from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFailed
@@ -117,6 +125,13 @@ def start_run(
     resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
     if config.warm_start and not resolved.warm_start:
         say(f"warm_start: none, because {config.environment.name} plays its own episodes")
+    asked, default = config.warm_start, FromScriptIfAny()
+    if isinstance(asked, FromScriptIfAny) and isinstance(resolved.warm_start, FromWinStay):
+        for key in ("gate", "max_steps"):
+            if getattr(asked, key) != getattr(default, key):
+                say(
+                    f"warm_start.{key}: not used, because {config.environment.name} has no `script`"
+                )
     config = resolved
     if actors is not None and actors < 1:
         raise ConfigError(f"actors must be at least 1, got {actors}")
