@@ -50,7 +50,7 @@ class Noted(Status):
 async def follow(
     tmp_path: Path, chat: ChatFormat, *messages: Message, version: int = 0, num_points: int = 0
 ) -> list[dict[str, Any]]:
-    """Let an evaluator that has loaded a version follow a run of 30 steps; return its events.
+    """Let an evaluator that is welcomed with a version follow a run of 30 steps; return its events.
 
     The learner says goodbye when the evaluator has measured `num_points` points.
     """
@@ -68,7 +68,7 @@ async def follow(
         for message in messages:
             channel.send(who, message)
         async with asyncio.timeout(60.0), late.receiving(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(late.follow(evaluator, version))
+            tasks.create_task(late.follow(evaluator, version, Path("no-weights")))
             await status.measured(num_points)
             channel.send(who, Goodbye(reason="the run is complete"))
     return status.events
@@ -118,6 +118,15 @@ def test_a_restarted_evaluator_measures_the_version_that_it_is_welcomed_with_unl
     for version in (10, 20, 25):
         asyncio.run(follow(tmp_path, chat, publication(30), version=version))
     assert [line["version"] for line in read_lines(curve)] == [0, 10, 20]
+
+
+def test_an_evaluator_that_begins_late_measures_the_policy_that_the_run_began_with(
+    tmp_path: Path, chat: ChatFormat
+) -> None:
+    asyncio.run(follow(tmp_path, chat, publication(30), version=20, num_points=2))
+    run = RunDirectory(tmp_path)
+    assert [line["version"] for line in read_lines(run.curve)] == [0, 20]
+    assert {line["version"] for line in read_lines(run.samples)} == {0, 30}
 
 
 def test_what_was_measured_waits_while_the_disk_is_full(

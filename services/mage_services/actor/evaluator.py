@@ -524,13 +524,16 @@ class CurveEvaluator:
             await self._sample(evaluator, version)
         await self._point(evaluator, version)
 
-    async def follow(self, evaluator: Evaluator, version: int) -> None:
+    async def follow(self, evaluator: Evaluator, version: int, weights: Path) -> None:
         """Evaluate each version that the learner sends until its goodbye, then the final sets, and
         last the points of the curve for which there was no time before the goodbye.
 
         Cancellation loses the current evaluation.
+
+        Args:
+            version, weights: those of the learner's welcome; not loaded yet.
         """
-        curve = self._curve(evaluator, version)
+        curve = self._curve(evaluator, version, weights)
         version, waiting = await beating(self._channel, self._heartbeat, curve)
         if waiting:
             version = max(waiting)
@@ -562,7 +565,9 @@ class CurveEvaluator:
                 # Nothing was loaded, but the learner may delete older weights.
                 await self._channel.send(Loaded(version=version))
 
-    async def _curve(self, evaluator: Evaluator, version: int) -> tuple[int, dict[int, Path]]:
+    async def _curve(
+        self, evaluator: Evaluator, version: int, weights: Path
+    ) -> tuple[int, dict[int, Path]]:
         """Measure points of the curve until the learner's goodbye.
 
         Returns:
@@ -570,6 +575,11 @@ class CurveEvaluator:
             oldest first.
         """
         waiting: dict[int, Path] = {}
+        # On busy cores the first steps may be trained before this process has begun. Its engine
+        # still has the policy that the run began with.
+        if version and self._lacks(0):
+            await self.begin(evaluator, 0)
+        await self.load(evaluator.engine, version, weights)
         await self.begin(evaluator, version)
         self._rest(evaluator.engine)
         while not isinstance(message := await self.messages.get(), Goodbye):
@@ -711,8 +721,7 @@ async def main(startup: Startup, status: Status) -> None:
             episodes = config.evaluation.episodes
             evaluator = Evaluator(config, chat, engine, workers, episodes)
             if finished is None and not is_idle:
-                await curve_evaluator.load(engine, version, weights)
-                await curve_evaluator.follow(evaluator, version)
+                await curve_evaluator.follow(evaluator, version, weights)
             else:
                 if is_idle:
                     # The engine still has the policy that the run began with, version 0, even if
