@@ -26,7 +26,7 @@ from mage_async.config.defaults import (
     WITH_FOREIGN_ENVIRONMENT,
     WITH_TINY,
 )
-from mage_async.config.error_messages import successor
+from mage_async.config.error_messages import SYNONYMS, successor
 from mage_async.config.schema import Config
 from mage_async.config.section import Section
 from mage_async.config.tables import (
@@ -113,7 +113,8 @@ def sections(prefix: str = "") -> list[Described]:
         if cure := successor(prefix):
             raise ConfigError(f"no section or key {prefix!r}: {cure}")
         paths = [each.path for each in every if each.path]
-        near = did_you_mean(prefix, [*paths, *key_names(every)])
+        meant = SYNONYMS.get(name)
+        near = did_you_mean(meant or prefix, [*paths, *key_names(every)])
         raise ConfigError(f"no section or key {prefix!r}{near}; known: {', '.join(paths)}")
     return found
 

@@ -52,6 +52,26 @@ REMOVED_KEYS = {
     "methods.graph_memory.initial": "set `methods.graph_memory.rate` instead: new edges weigh 0.5",
 }
 """What to do instead of setting a key that was removed, by the key."""
+SYNONYMS = {
+    **dict.fromkeys(("lr", "step_size"), "learner.learning_rate"),
+    **dict.fromkeys(("group_size", "num_generations", "rollouts"), "admission.trials_per_group"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "admission.groups_per_step"),
+    **dict.fromkeys(("num_minibatches", "mini_batch_size"), "learner.minibatches"),
+    **dict.fromkeys(("gamma", "discount"), "credit.turn_discount"),
+    **dict.fromkeys(("epsilon", "clip", "clip_range", "clip_eps"), "learner.correction.clip_high"),
+    **dict.fromkeys(("kl_coef", "beta"), "learner.kl"),
+    **dict.fromkeys(("entropy_coef", "ent_coef"), "learner.entropy"),
+    **dict.fromkeys(("max_grad_norm", "clip_grad"), "learner.grad_clip"),
+    **dict.fromkeys(("num_steps", "max_steps", "iterations", "epochs"), "learner.steps"),
+    **dict.fromkeys(("model", "model_path"), "policy.source"),
+    **dict.fromkeys(("max_length", "max_seq_len", "context_length"), "engine.max_tokens"),
+    **dict.fromkeys(("max_new_tokens", "max_completion_length"), "transcript.max_action_tokens"),
+    "kl": "learner.kl",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "num_episodes": "trial.episodes",
+}
+"""Keys by the names that other libraries give them."""
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 """Words for the signs with which msgspec states a bound."""
 TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
@@ -161,6 +181,8 @@ def _unknown(name: str, path: str, tree: Table) -> Fault:
         pass
     elif owners:
         cure = f'only with {_key(path, kind)} = {" or ".join(owners)}, which is "{value[kind]}"'
+    elif name in SYNONYMS:
+        cure = f"did you mean `{SYNONYMS[name]}`?"
     elif near:
         cure = f"did you mean `{_key(path, near[0])}`?"
     else:

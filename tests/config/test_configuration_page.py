@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from bench.lib import reference_pages
+from mage_async.config import config_file
 from mage_async.config.config_file import find
 from mage_async.config.configuration_page import (
     OTHER_DEFAULTS,
     _described,
     as_lines,
+    key_names,
     sections,
 )
+from mage_async.config.error_messages import SYNONYMS
 from mage_async.config.section import Section
 from mage_async.config.tables import Table
 from mage_async.errors import ConfigError
@@ -104,3 +107,11 @@ def test_one_key_is_explained_alone() -> None:
         ConfigError, match=r"no section or key 'learner.step' \(did you mean `learn"
     ):
         sections("learner.step")
+
+
+def test_names_of_other_libraries_lead_to_keys_that_exist() -> None:
+    assert {*SYNONYMS.values()} <= {*key_names(sections())}
+    with pytest.raises(ConfigError, match=r"'lr' \(did you mean `learner\.learning_rate`\?\)"):
+        sections("lr")
+    with pytest.raises(ConfigError, match=r"\(did you mean `admission\.trials_per_group`\?\)"):
+        config_file.load(find(None), ["learner.group_size=3"])
