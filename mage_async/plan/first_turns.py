@@ -72,14 +72,15 @@ def play_first_turns(
     config: Config,
     directory: Path,
     now: Callable[[], float],
-    settle: Callable[[TrialInProgress], None],
+    settle: Callable[[Sequence[TrialInProgress]], None],
     report: Callable[[str], None],
 ) -> FirstTurns | None:
     """Check that the policy can be trained, and play a group of trials for `NUM_TURNS` turns.
 
     Args:
         now: Clock, in seconds.
-        settle: Performs the calls that a trial waits for, and passes it their results.
+        settle: Performs the calls that trials wait for, as an actor does, those of different
+            trials at the same time; and passes the trials their results.
         report: Called with a line of text for the user once the turns are played.
 
     Returns:
@@ -214,24 +215,25 @@ def _with_training(
 
 
 def _play_turn(
-    runs: Sequence[TrialInProgress], engine: Scheduler, settle: Callable[[TrialInProgress], None]
+    runs: Sequence[TrialInProgress],
+    engine: Scheduler,
+    settle: Callable[[Sequence[TrialInProgress]], None],
 ) -> int:
     """Sample one completion for each trial that is not over, and return the mean tokens of their
     prompts.
     """
     waiting: dict[str, TrialInProgress] = {}
     lengths = list[int]()
+    settle(runs)
     for run in runs:
-        settle(run)
         if (prompt := run.next_prompt()) is not None:
             engine.submit(prompt)
             lengths.append(len(prompt.tokens))
             waiting[prompt.context] = run
     while waiting:
         for context, completion in engine.advance():
-            run = waiting.pop(context)
-            run.receive(completion)
-            settle(run)
+            waiting.pop(context).receive(completion)
+    settle(runs)
     return round(sum(lengths) / len(lengths)) if lengths else 0
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -30,7 +31,7 @@ from mage_async.plan.first_turns import play_first_turns
 from mage_async.plan.model_shape import shape_of
 from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
-from mage_async.trials.duels import make_calls
+from mage_async.trials.duels import TrialInProgress, make_calls
 from mage_services.actor import preflight
 from mage_services.actor.preflight import run_preflight
 
@@ -282,10 +283,17 @@ def test_a_tiny_policy_of_an_absurd_size_is_refused() -> None:
 
 
 def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
-    seconds, said = count(), list[str]()
+    seconds, said, settled = count(), list[str](), list[int]()
+
+    def settle(trials: Sequence[TrialInProgress]) -> None:
+        settled.append(len(trials))
+        for trial in trials:
+            make_calls(trial)
+
     seen = play_first_turns(
-        pretrained(directory), directory, lambda: float(next(seconds)), make_calls, said.append
+        pretrained(directory), directory, lambda: float(next(seconds)), settle, said.append
     )
+    assert {*settled} == {15}  # of all trials together, so that their calls overlap
     assert seen is not None
     assert said == ["a turn of 15 trials took 1.0 s; now timing an update of the learner"]
     # Five groups of three trials are played at once; each turn takes a second of this clock.

@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -227,8 +227,11 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
     with asyncio.Runner() as runner:
         workers = CallRunner.of(config.environment)
 
-        def make(trial: TrialInProgress) -> None:
-            runner.run(make_calls(trial, workers))
+        async def make_all(trials: Sequence[TrialInProgress]) -> None:
+            await asyncio.gather(*(make_calls(trial, workers) for trial in trials))
+
+        def make(trials: Sequence[TrialInProgress]) -> None:
+            runner.run(make_all(trials))
 
         turns = play_first_turns(config, directory, time.monotonic, make, report)
         runner.run(workers.close())
