@@ -5,7 +5,6 @@ lose-shift or of the model itself, or the rows of a data set; and weight their t
 import json
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,12 +170,13 @@ def _training_play(
     chat: ChatFormat,
     player: Player,
     count: int = NUM_COMPARED,
+    on_fault: Callable[[TrialFault], None] = lambda fault: None,
 ) -> Iterator[Trial]:
     """Yield trials of a player on training tasks, the same tasks in every call."""
     warm, source = with_warm_start(config).warm_start, random.Random(f"{config.seed}/win-stay")
     episodes = warm.episodes if isinstance(warm, FromWinStay) else config.trial.episodes
     tasks = (random_task(environment, "train", source) for _ in range(count))
-    yield from scripted_play(config, environment, chat, player, tasks, episodes)
+    yield from scripted_play(config, environment, chat, player, tasks, episodes, on_fault)
 
 
 def scripted_play(
@@ -186,14 +186,19 @@ def scripted_play(
     player: Player,
     tasks: Iterable[Task],
     episodes: int,
+    on_fault: Callable[[TrialFault], None] = lambda fault: None,
 ) -> Iterator[Trial]:
-    """Yield a trial of a player on each task, except those that fail."""
+    """Yield a trial of a player on each task, except those that fail, whose faults are passed to
+    `on_fault`.
+    """
     trial_config = trial_config_of(config, environment, chat, episodes)
     trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
     for index, task in enumerate(tasks):
         # A class that fails now and then is played again by actors; here it is left out.
-        with suppress(TrialFault):
+        try:
             yield scripted_trial(environment, task, index, trial_config, chat, player=player)
+        except TrialFault as fault:
+            on_fault(fault)
 
 
 def compare_win_stay(
@@ -204,11 +209,18 @@ def compare_win_stay(
     """
 
     def play(player: Player, count: int = NUM_COMPARED) -> Iterator[tuple[Trial, float]]:
-        return in_time(_training_play(config, environment, chat, player, count), LATE_S)
+        trials = _training_play(config, environment, chat, player, count, faults.append)
+        return in_time(trials, LATE_S)
 
+    faults = list[TrialFault]()
     seconds = [each for _, each in play(random_play, NUM_TIMED)]
     if len(seconds) < NUM_TIMED // 2:
-        return f"{NUM_TIMED - len(seconds)} of {NUM_TIMED} trials of random play failed or hang"
+        if len(faults) > NUM_TIMED // 2:
+            return f"{len(faults)} of {NUM_TIMED} trials of random play failed: {faults[0]}"
+        return (
+            f"a trial of random play takes more than {LATE_S:g} s, too long for a warm start; "
+            "warm_start=none leaves this try out"
+        )
     if min(seconds) > QUICK_S:
         return f"each of {NUM_TIMED} trials of random play took over {QUICK_S} s"
     found = best_rule(lambda player: (trial for trial, _ in play(player)))

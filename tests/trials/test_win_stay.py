@@ -183,8 +183,12 @@ def test_the_table_has_rows_of_players_where_a_class_states_no_references(tmp_pa
 @pytest.mark.parametrize(
     ("kind", "limits", "why"),
     [
-        (Hangs, {"LATE_S": 0.5}, "8 of 8 trials of random play failed or hang"),
-        (Raises, {}, "failed or hang"),
+        (
+            Hangs,
+            {"LATE_S": 0.5},
+            "takes more than 0.5 s, too long for a warm start; warm_start=none",
+        ),
+        (Raises, {}, "8 of 8 trials of random play failed: "),
         (Slow, {"QUICK_S": 0.1}, "took over 0.1 s"),
         (Luck, {}, "not clearly more than random play"),
     ],
