@@ -14,13 +14,14 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2s
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mage_async.errors import ConfigError, MageError, error_text, first_line
 
@@ -61,8 +62,8 @@ class Registry:
             # `Path.is_file` raises an error for a name that is too long for a file.
             if os.path.isfile(file := f"{module_name.replace('.', '/')}.py"):
                 raise ConfigError(
-                    f"no {self.noun} {name!r}; {file} lies here: name its class as "
-                    f"`{module_name}:Class`"
+                    f"no {self.noun} {name!r}; {file} lies {_folder_of(file)}: name its class as "
+                    f"`{Path(file).stem}:Class`"
                 )
             known = [*self, *self._others]
             # Of "gymnasium:…" and other names of loaders, the part before the colon is compared.
@@ -90,11 +91,21 @@ class Registry:
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
             hint = did_you_mean(class_name, classes)
             hint += hides_own_file(module)
+            # Python takes a folder for an empty package.
+            is_folder = getattr(module, "__file__", None) is None
+            if is_folder and os.path.isfile(f"{module_name}/{module_name}.py"):
+                hint = f"; {module_name} is a folder here: cd {module_name}"
             raise ConfigError(f"{what}: {module_name} has no class `{class_name}`{hint}")
         if not inspect.isclass(found):
             kind = type(found).__name__
             raise ConfigError(f"{what}: `{class_name}` is a {kind}, not a class")
         return found
+
+
+def _folder_of(file: str) -> str:
+    """Return where a file lies, in words, and that Python must start there."""
+    folder = os.path.dirname(file)
+    return f"in {folder}, so start there (cd {folder})" if folder else "here"
 
 
 def hides_own_file(module: ModuleType) -> str:
@@ -268,6 +279,18 @@ def _place(error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}"
     last = own_frame(error)
     return f"{last.filename}, line {last.lineno}" if last else "outside of any file"
+
+
+def place_of(own: Callable[..., Any]) -> str:
+    """Return " (FILE, line N)" of a user's method or class; "" for code of this program."""
+    own = inspect.unwrap(own)
+    if (getattr(own, "__module__", None) or "").partition(".")[0] in _PROGRAM:
+        return ""
+    try:
+        _, line = inspect.getsourcelines(own)
+        return f" ({inspect.getsourcefile(own)}, line {line})"
+    except (TypeError, OSError):  # a callable object, or code of an interpreter, has no source
+        return ""
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:

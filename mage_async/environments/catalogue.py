@@ -13,7 +13,7 @@ from mage_async.environments.tools import has_tools, with_step
 from mage_async.environments.user_calls import Origin, as_config_error
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-from mage_async.user_modules import Registry, address_of, did_you_mean
+from mage_async.user_modules import Registry, address_of, did_you_mean, place_of
 
 _CLASSES = {
     "bandit": "mage_async.environments.games.bandit:Bandit",
@@ -172,6 +172,15 @@ def _check_protocol(name: str, found: type) -> None:
         if not callable(own := getattr(found, each, None))
         or (own is getattr(Environment, each) and each in _REQUIRED)
     ]
+    # A class with one of two methods was meant to have the other one.
+    both = ("reset", "step") if not callable(getattr(found, "begin", None)) else ()
+    has, lacks = ([each for each in both if hasattr(found, each) is does] for does in (True, False))
+    if has and lacks:
+        hint = did_you_mean(lacks[0], [each for each in dir(found) if each not in has])
+        raise ConfigError(
+            f"environment {name!r}: {found.__name__} has `{has[0]}` but no `{lacks[0]}`{hint}: "
+            f"write `reset(seed, task)` and `step(action)`{place_of(found)}"
+        )
     if lacking:
         raise ConfigError(f"environment {name!r}: lacks {', '.join(lacking)}; {_ADVICE}")
 

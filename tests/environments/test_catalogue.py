@@ -202,6 +202,19 @@ def test_a_module_without_its_class_is_recognised(
         catalogue.load("x" * 1000)
 
 
+def test_a_class_in_a_folder_is_named_with_the_folder_to_start_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("deeper").mkdir()
+    Path("deeper/deeper.py").write_text("class Deeper: pass\n")
+    with pytest.raises(ConfigError, match=r"start there \(cd deeper\): .* as `deeper:Class`"):
+        catalogue.load("deeper/deeper.py")
+    with pytest.raises(ConfigError, match="has no class `Deeper`; deeper is a folder here: cd dee"):
+        catalogue.load("deeper:Deeper")
+
+
 @pytest.mark.usefixtures("own")
 def test_a_class_that_is_no_environment_hears_what_it_lacks() -> None:
     with pytest.raises(ConfigError, match=r"lacks `members`, `family`.*inherit mage_async"):
