@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeGuard
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment, Outcome, Script, is_finite
 from mage_async.environments.user_calls import (
+    Answered,
     Call,
     SlowPlay,
     WholePlay,
@@ -32,13 +33,16 @@ from mage_async.environments.user_calls import (
 from mage_async.environments.user_class import SPLITS, ResetStep, ResetStepPlay
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
+from mage_async.user_modules import place_of
 
 MOST_FAMILIES = 1000
 """Largest number of tasks of a split whose `family` is called before a run starts."""
 MOST_SWAPS = 2**20
 """Largest number of pairs of tasks of a split for which `swaps` is checked before a run starts."""
-NUM_ACTS = 8
-"""Largest number of steps in each rehearsed episode of a class with `reset` and `step`."""
+NUM_ACTS, EPISODE_S = 8, 5.0
+"""Largest number of steps in each rehearsed episode of a class with `reset` and `step`, and seconds
+after which no further step is made.
+"""
 _ANY_TEXT = ("1", "a", "hello world", "1 2 3")
 """Actions for a class that lists none: it must accept any text that a policy writes. `is_probe`
 must accept any text too.
@@ -270,7 +274,9 @@ _Steps = list[tuple[str, Any]]
 """Calls of an episode in words, each with the observation or the outcome that it gave."""
 
 
-def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal:
+def rehearsal(
+    name: str, environment: ResetStep, *, compares: bool, now: Callable[[], float]
+) -> Rehearsal:
     """Play the first task of each split, and play it again with the same actions.
 
     Every episode of a trial, and every trial of a group, must meet the same instance of a task. A
@@ -280,6 +286,7 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
     Args:
         name: Name of the environment in the configuration.
         compares: Whether the second episode must equal the first.
+        now: Clock, in seconds.
 
     Raises:
         ConfigError: the class raised outside a call, did not repeat an episode, or returned a word
@@ -291,23 +298,26 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
         for split in SPLITS:
             task = Task(environment.facts.name, environment.members(split)[0], 0)
             play = environment.begin(task, 0)
-            first = yield from _played(play, _chooser(name, environment))
+            first = yield from _played(play, _in_time(_chooser(name, environment), now))
             openings.append(play.observation)
             # Without the call of `reset`, which comes first.
             stepped = [(call, outcome.observation) for call, outcome in first[1:]]
             answers += [observation for _, observation in stepped]
-            _check_vocabulary(name, environment, [("reset", play.observation), *stepped])
+            check_vocabulary(name, environment, [("reset", play.observation), *stepped])
             if compares:
                 again = yield from _played(environment.begin(task, 0), _replay(play.history))
                 _compare(name, task.member, first, again)
     return Longest(max(openings, key=len), max(answers, key=len))
 
 
-def _check_vocabulary(name: str, environment: ResetStep, steps: Sequence[tuple[str, str]]) -> None:
-    """Check that the observations of a class with `words` have no other words.
+def check_vocabulary(name: str, environment: Environment, steps: Sequence[tuple[str, str]]) -> None:
+    """Check that the texts of a class with `words` have no other words.
+
+    Args:
+        steps: Calls in words, each with a text that it gave.
 
     Raises:
-        ConfigError: an observation has another word; the error names the call, and all such words.
+        ConfigError: a text has another word; the error names the call, and all such words.
     """
     missing = dict.fromkeys(chain(*(_strange(environment, text) for _, text in steps)))
     if not missing:
@@ -323,6 +333,43 @@ def _check_vocabulary(name: str, environment: ResetStep, steps: Sequence[tuple[s
     )
 
 
+class Listener:
+    """Note what a user's class says in the trials of a check; see `ResetStep.listener`.
+
+    Args:
+        writes_words: Whether legal actions must consist of the class's words too, as for a policy
+            whose tokens they are.
+        go_on: Called after each call; it may raise an exception, which ends the trial.
+    """
+
+    def __init__(
+        self, environment: ResetStep, *, writes_words: bool, go_on: Callable[[], None]
+    ) -> None:
+        self._environment, self._writes_words, self._go_on = environment, writes_words, go_on
+        self._known = set(environment.facts.words)
+        self.num_ended = 0
+        """Number of episodes that the class itself has ended."""
+        self.strange: list[tuple[str, str]] = []
+        """Calls in words, each with a text of words that the class does not declare. A text is
+        noted if such a word in it is new."""
+
+    def __call__(self, call: Call, answered: Answered) -> None:
+        """Note the result of a call."""
+        self.num_ended += answered.outcome.is_done
+        if not self._environment.facts.has_open_text:
+            self._note(call, "", answered.outcome.observation)
+            for action in (answered.legal_actions or ()) if self._writes_words else ():
+                self._note(call, ", legal_actions", action)
+        self._go_on()
+
+    def _note(self, call: Call, what: str, text: str) -> None:
+        """Note a text if it has a new word that the class does not declare."""
+        if new := set(text.split()) - self._known:
+            self._known |= new
+            line = place_of(getattr(self._environment.kind, call.request.method))
+            self.strange.append((f"{call.place}{what}{line}", text))
+
+
 def _chooser(name: str, environment: ResetStep) -> Callable[[ResetStepPlay], str]:
     """Return a function that chooses actions: by the script, or any that the class lists."""
     source = random.Random(0)
@@ -330,6 +377,14 @@ def _chooser(name: str, environment: ResetStep) -> Callable[[ResetStepPlay], str
         return partial(_scripted_action, name, script)
     any_action = environment.facts.words or _ANY_TEXT
     return lambda play: source.choice(play.legal_actions() or any_action)
+
+
+def _in_time(
+    choose: Callable[[ResetStepPlay], str], now: Callable[[], float]
+) -> Callable[[ResetStepPlay], str | None]:
+    """Return a function that chooses actions for `EPISODE_S`, and then returns None."""
+    began = now()
+    return lambda play: choose(play) if now() - began <= EPISODE_S else None
 
 
 def _scripted_action(name: str, script: Script, play: ResetStepPlay) -> str:
@@ -431,7 +486,11 @@ class HeldOut(NamedTuple):
         if self.num_train == 1:
             return f"{compared}, which is too few to tell what is hidden"
         if self.num_kinds == 1:
-            return f"{compared}: all trained tasks answer alike, so nothing that matters is hidden"
+            return (
+                f"{compared}: all trained tasks answer alike where `seed` is the same, so `task` "
+                "hides nothing that matters; draw what is hidden from `task`, because `seed` is "
+                "for chance, in which held-out tasks hide nothing new"
+            )
         if not self.num_known:
             return f"{compared}: each hides something that none of those does"
         hide = "hides" if self.num_known == 1 else "hide"
@@ -446,6 +505,10 @@ class HeldOut(NamedTuple):
 
 class _OneSeed(ResetStep):
     """Give all tasks of a user's class the same seed, so that they differ in `task` alone."""
+
+    def __init__(self, given: ResetStep) -> None:
+        super().__init__(given.kind, given.options, given.origin)
+        self.listener = given.listener
 
     def seed_of(self, task: Task) -> int:
         """Return the same seed for every task."""
@@ -463,7 +526,7 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
     if isinstance(environment, AgentTasks):
         raise ConfigError(f"{environment.facts.name}: a program's tasks need a policy to be played")
     if isinstance(environment, ResetStep):
-        environment = _OneSeed(environment.kind, environment.options, environment.origin)
+        environment = _OneSeed(environment)
     train, heldout = environment.members("train"), environment.members("heldout")
     known, traces = set[Trace](), list[Trace]()
     for number in range(max(len(train), len(heldout))):

@@ -35,6 +35,8 @@ _NO_ROOM = ("CapacityReached", "CapacityError")
 _FAULT = ("Fault",)
 """Names of the exceptions by which a class reports a fault of its infrastructure."""
 
+WAITS = "a coroutine that waits"
+"""Kind of the fault of a call that only an event loop could make."""
 _MOST_CODE_CHARS = 100
 """Largest number of characters of the line of code that an error message shows."""
 
@@ -218,7 +220,8 @@ class Call:
         """
         waits = CallFault(
             f"{self.place} waits, which only actors and evaluators can do: a script can play a "
-            "coroutine that does not wait; set warm_start.steps = 0"
+            "coroutine that does not wait; set warm_start.steps = 0",
+            kind=WAITS,
         )
         try:
             value = self.function()

@@ -13,8 +13,9 @@ import numbers
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2s
 from types import CodeType
@@ -37,6 +38,7 @@ from mage_async.environments.environment import (
 from mage_async.environments.legal_pattern import matching_texts, pattern_fault
 from mage_async.environments.user_calls import (
     Answered,
+    Call,
     Callee,
     Method,
     Origin,
@@ -47,6 +49,7 @@ from mage_async.environments.user_calls import (
 )
 from mage_async.errors import CallFault, ConfigError, has_lone_surrogate, in_utf8
 from mage_async.trajectory import Task
+from mage_async.user_modules import place_of
 
 NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
 """Number of tasks of a class without `members`, which are whole numbers: 0 to 1023 to train on, and
@@ -96,6 +99,9 @@ _LIKENESS = 0.85
 """
 
 
+Listener = Callable[[Call, Answered], None]
+
+
 class ResetStepPlay(SlowPlay):
     """Play one episode of a user's class."""
 
@@ -135,6 +141,13 @@ class ResetStepPlay(SlowPlay):
         """
         return self._last_answer.legal_pattern
 
+    def next_call(self) -> Call | None:
+        """Return the call that the play waits for; its result is shown to the listener first."""
+        call, listener = super().next_call(), self._environment.listener
+        if call is None or listener is None:
+            return call
+        return replace(call, take=partial(_shown_to, listener, call))
+
     def act(self, action: str) -> Outcome:
         """Request a step. An empty action, or an action that is not among known legal ones, is
         refused here without a call, and uses up the turn.
@@ -160,10 +173,11 @@ class ResetStepPlay(SlowPlay):
     def _check_can_go_on(self) -> None:
         """Raise a `CallFault` if the class lists no action for the next turn of an episode."""
         if not self.is_done and self._last_answer.legal_actions == ():
+            kind = self._environment.kind
             raise CallFault(
-                f"{self._where}, turn {self._num_turns + 1}: {self._environment.kind.__name__}."
+                f"{self._where}, turn {self._num_turns + 1}: {kind.__name__}."
                 "legal_actions lists no action, and the episode is not over: list one, end the "
-                "episode, or return None where any text is an action"
+                f"episode, or return None where any text is an action{place_of(kind)}"
             )
 
     def refusal(self, action: str) -> str:
@@ -183,6 +197,12 @@ class ResetStepPlay(SlowPlay):
             return f"{action!r:.60} cannot be done now; it must match {pattern}"
         shown = ", ".join(legal[:_MOST_SHOWN]) + (", …" if len(legal) > _MOST_SHOWN else "")
         return f"{action!r:.60} cannot be done now; these can: {shown}" if legal else _NO_ACTION
+
+
+def _shown_to(listener: "Listener", call: Call, answered: Answered) -> Outcome | None:
+    """Show a call and its result to a listener, and hand the result to the play."""
+    listener(call, answered)
+    return call.take(answered)
 
 
 class UserObject(Callee):
@@ -295,6 +315,18 @@ class UserObject(Callee):
         """Check what a method returned, and convert it to plain data."""
         if request.method == "close":
             return Answered()
+        try:
+            return self._converted(request, value)
+        except CallFault as fault:
+            line = place_of(getattr(self.environment.kind, request.method))
+            raise CallFault(f"{fault}{line}", fault.kind) from fault
+
+    def _converted(self, request: Request, value: Any) -> Answered:
+        """Return what `reset` or `step` returned as plain data.
+
+        Raises:
+            CallFault: it does not follow the protocol.
+        """
         if request.method == "reset":
             observation, reward, is_done = _reset_value(request.place, value), 0.0, False
             info: Mapping[str, Any] = {}
@@ -373,6 +405,9 @@ class UserObject(Callee):
                 f"{what}, got {first!r:.60}, which has half of a surrogate pair: no tokenizer "
                 "reads it"
             )
+        # Random play would draw an action that is listed twice twice as often.
+        if twice := [each for each, count in Counter(actions).items() if count > 1]:
+            raise CallFault(f"{what}, got {twice[0]!r:.60} twice: list each action once")
         if isinstance(listed, set | frozenset):  # its order differs between processes
             actions = tuple(sorted(actions))
         return tuple(map(str, actions))  # a subclass, such as NumPy's, becomes a plain `str`
@@ -413,6 +448,11 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
     # NumPy's `bool_` is neither a number nor a `bool`.
     plain: list[Any] = [each.item() if isinstance(each, np.generic) else each for each in value]
     observation, reward, terminated, *rest = plain
+    if len(rest) == 1 and isinstance(rest[0], Mapping):
+        raise CallFault(
+            f"{place} must return {_ORDER}, got the four values of old Gym, of which the last is "
+            "info: put False as truncated before it, or leave it out"
+        )
     defaults: tuple[Any, ...] = (False, {})
     truncated, info = *rest, *defaults[len(rest) :]
     if not is_finite(reward):
@@ -560,6 +600,8 @@ class ResetStep(Environment):
     ) -> None:
         self.kind, self.options, self.origin = kind, options, origin
         self.make = partial(kind, **options)
+        self.listener: Listener | None = None
+        """Called with each call of a trial that has returned, and its result."""
         declared = partial(getattr, kind)
         reset = declared("reset", None)
         self.wants_episode = bool(reset) and "episode" in inspect.signature(reset).parameters
@@ -755,7 +797,7 @@ class ResetStep(Environment):
             line = " or ".join(f"def {method}(self, {', '.join(each)})" for each in wanted)
             raise ConfigError(
                 f"environment {self._name!r}: {method}{signature} of {self.kind.__name__} must be "
-                f"{line}"
+                f"{line}{place_of(own)}"
             ) from None
 
     def _check_attributes(self) -> None:
@@ -790,12 +832,15 @@ class ResetStep(Environment):
             )
         return value
 
-    def _wrong(self, name: str, wanted: str, value: Any) -> ConfigError:
+    def _wrong(self, name: str, wanted: str, value: Any, cure: str = "") -> ConfigError:
         """Return the error about a part that is declared with a value of another type."""
         got = f"{value!r:.60}"
         if callable(value) or isinstance(value, property | cached_property):
             got = f"a method: the class itself is read, so write `{name} = ...` with the value"
-        return ConfigError(f"environment {self._name!r}: `{name}` must be {wanted}, got {got}")
+        return ConfigError(
+            f"environment {self._name!r}: `{name}` must be {wanted}, got {got}{cure}"
+            f"{place_of(self.kind)}"
+        )
 
     def _wrong_result(self, call: str, wanted: str, value: Any) -> ConfigError:
         """Return the error about what a method of the class returned."""
@@ -808,7 +853,9 @@ class ResetStep(Environment):
             raise self._wrong("words", "a tuple of words", words)
         for word in words:
             if not isinstance(word, str) or word.split() != [word]:
-                raise self._wrong("words", "words without spaces", word)
+                several = " and ".join(map(repr, str(word).split()))
+                cure = f": list {several} in its place" if several else ""
+                raise self._wrong("words", "words without spaces", word, cure)
             if has_lone_surrogate(word):
                 raise self._wrong("words", "words without half of a surrogate pair", word)
         return tuple(words)

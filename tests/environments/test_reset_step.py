@@ -278,6 +278,12 @@ LEGAL = "    def legal_actions(self):\n        return "
         ("    words = ('\\ud800',)", r"`words` must be words without half of a surrogate pair"),
         ("    legal_actions = map(str, (1, 2))", "got an iterator, which can be read only once"),
         (LEGAL + "(1, 2)", "list of texts or None, got 1 among them"),
+        (LEGAL + "('a', 'b', 'a')", "got 'a' twice: list each action once (/"),
+        (
+            RESET + "'go ' * 3000",
+            "reset says 3,000 words, with which a prompt has at least 3,004 to",
+        ),
+        (STEP + "'on ' * 3000, 0, True", "step says 3,000 words, with which a prompt has at least"),
         (
             "    def step(self, action):\n        raise ValueError('\\n\\n  first\\nsecond')",
             ": step('1 2 3') raised ValueError: first (/",
@@ -290,12 +296,16 @@ LEGAL = "    def legal_actions(self):\n        return "
         (STEP + "5, 0.0, False", " must return text as observation, got a value of type int"),
         (STEP + "'on'", " must return observation, reward, terminated[, truncated, info], got"),
         (STEP + "'on', 0.0", " terminated[, truncated, info], got 2 values"),
-        (STEP + "'on', math.nan, False", " must return a finite reward, got nan"),
+        (STEP + "'on', math.nan, False", " must return a finite reward, got nan (/"),
         (STEP + "'on', -math.inf, False", " must return a finite reward, got -inf"),
         (STEP + "'on', 10**400, False", " must return a finite reward, got 1000"),
         (STEP + "'on', '1', False", " must return a finite reward, got a value of type str"),
         (STEP + "'on', 1.0, None", " must return True or False as terminated, got None"),
         (STEP + "'x' * 10_000_000, 0, False", " returned 10,000,000 characters of text: at most"),
+        (
+            STEP + "'on', 0, False, {}",
+            "got the four values of old Gym, of which the last is info: p",
+        ),
         (STEP + "'on', 0, False, False, 7", " must return a dictionary as info, got 7"),
         (RESET + "None", ", episode 1: reset() must return text as observation, got a value of"),
         ("    def __init__(self):\n        {}['key']", ": reset() raised KeyError: 'key'"),
@@ -312,7 +322,7 @@ LEGAL = "    def legal_actions(self):\n        return "
         (
             "    def reset(self, seed):\n        return ''",
             "reset(self, seed) of Own must be def reset(self, seed, task) or def reset(self, seed, "
-            "task, episode)",
+            "task, episode) (/",
         ),
         (
             "    def reset(self, task, episode):\n        return ''",
@@ -356,7 +366,10 @@ LEGAL = "    def legal_actions(self):\n        return "
         ),
         ("    rules = ''", "does not say its rules: write a docstring, or `rules`"),
         ("    words = 'yes no'", "`words` must be a tuple of words, got 'yes no'"),
-        ("    words = ('a, b',)", "`words` must be words without spaces, got 'a, b'"),
+        (
+            "    words = ('a, b',)",
+            "`words` must be words without spaces, got 'a, b': list 'a,' and 'b'",
+        ),
         ("    max_turns = 0", "`max_turns` must be a whole number from 1, got 0"),
         ("    min_return = 1", "facts.min_return and max_return must be two numbers, the second"),
         ("    min_return = max_return = 0", "max_return must be two numbers, the second above"),
@@ -658,7 +671,9 @@ def test_an_answer_that_holds_no_action_uses_up_a_turn_and_reaches_no_step(
 def test_an_empty_list_of_actions_is_a_fault_before_the_last_turn_alone(
     write: Callable[..., Config],
 ) -> None:
-    emptied = "    max_turns = 3\n    num_left = 2\n\n" + LEGAL + "('go',) * self.num_left\n"
+    emptied = (
+        "    max_turns = 3\n    num_left = 2\n\n" + LEGAL + "('go', 'on', 'by')[:self.num_left]\n"
+    )
     step = STEP.replace("return", "self.num_left -= 1; return") + "'on', 0.0, False\n"
     environment = environment_of(write(own(emptied + step)))
     with pytest.raises(CallFault, match=r"own, .* episode 1, turn 3: Own.legal_actions lists no"):
@@ -667,17 +682,23 @@ def test_an_empty_list_of_actions_is_a_fault_before_the_last_turn_alone(
     assert played(environment_of(write(longer)), "go", "go", "go")[-1].is_done
 
 
-@pytest.mark.parametrize("action", ["<think>", " go", "a</action>b"])
+@pytest.mark.parametrize(
+    ("action", "fault"),
+    [
+        *((each, f"the legal action {each!r} cannot be written") for each in ("<think>", " go")),
+        ("a</action>b", "the legal action 'a</action>b' cannot be written"),
+        ("on up", "legal_actions says 'up' in 'on up', which is not among its `words`"),
+    ],
+)
 def test_an_action_that_the_tiny_model_cannot_write_is_refused_by_name(
-    write: Callable[..., Config], action: str
+    write: Callable[..., Config], action: str, fault: str
 ) -> None:
     config = write(
         own(LEGAL + f"('go', {action!r})\n\n    words = ('go', 'begin', 'on')\n"),
         "policy.kind=tiny",
         "warm_start=none",
     )
-    wanted = f"environment 'own:Own': .* the legal action {action!r} cannot be written"
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(ConfigError, match=f"environment 'own:Own': .*{fault}"):
         rehearsed(config)
 
 
@@ -700,8 +721,18 @@ def test_a_coroutine_that_does_not_wait_can_be_played_without_an_event_loop(
 def test_a_class_with_neither_protocol_is_told_both(
     write: Callable[..., Config],
 ) -> None:
-    write("class Own:\n    def reset(self): ...\n")
+    write("class Own:\n    def play(self): ...\n")
     with pytest.raises(ConfigError, match=r"or write `reset\(seed, task\)` and `step\(action\)`"):
+        load("own:Own")
+
+
+@pytest.mark.parametrize(("has", "lacks"), [("reset", "step"), ("step", "reset")])
+def test_a_class_with_one_of_two_methods_is_told_the_other_one(
+    write: Callable[..., Config], has: str, lacks: str
+) -> None:
+    write(f"class Own:\n    def {has}(self): ...\n    def {lacks}s(self): ...\n")
+    told = rf"has `{has}` but no `{lacks}` \(did you mean `{lacks}s`\?\).*/own.py, line 1\)"
+    with pytest.raises(ConfigError, match=told):
         load("own:Own")
 
 

@@ -18,6 +18,7 @@ from mage_async.environments.legal_pattern import matching_texts
 from mage_async.environments.rehearsal import (
     Longest,
     Rehearsal,
+    check_vocabulary,
     is_rehearsed,
     rehearsal,
     whole_rehearsal,
@@ -102,14 +103,15 @@ async def rehearse(
             if call.name:  # "" if the class has no such method, and nothing was called
                 seconds[call.name].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
-    say(f"rehearsal: {_context_needed(config, environment, longest, legal.longest)}")
+    say(f"rehearsal: {_context_needed(config, name, environment, longest, legal.longest)}")
 
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
     """Return the generator that chooses the calls of a rehearsal, and compares their results."""
     if isinstance(environment, ResetStep):
         # With "fresh" the user says that episodes of a task begin differently.
-        return rehearsal(name, environment, compares=config.trial.repeats == "same")
+        compares = config.trial.repeats == "same"
+        return rehearsal(name, environment, compares=compares, now=time.monotonic)
     return whole_rehearsal(name, environment)
 
 
@@ -121,7 +123,7 @@ class _LegalActions:
     """
 
     def __init__(self, config: Config, name: str, environment: Environment) -> None:
-        self._name, self._chat, self._words = name, None, environment.facts.words
+        self._name, self._environment, self._chat = name, environment, None
         self._parser = ActionParser(config.transcript.forced_tags, bool(environment.tools))
         self.longest: int | None = None
         """Tokens of the longest legal action so far, without its tag; `None` where any text is an
@@ -144,7 +146,8 @@ class _LegalActions:
         if self._chat is None:
             return
         if answered.legal_pattern is not None:
-            for text in matching_texts(answered.legal_pattern, self._words):
+            words = self._environment.facts.words
+            for text in matching_texts(answered.legal_pattern, words):
                 self.longest = max(self.longest or 0, len(self._chat.encode(f" {text}")))
             return
         for action in answered.legal_actions or ():
@@ -153,6 +156,8 @@ class _LegalActions:
             except EnvironmentFault as fault:
                 raise ConfigError(f"environment {self._name!r}: {place}: {fault}") from fault
             self.longest = max(self.longest or 0, len(tokens) - 1)  # the last token is the tag's
+        listed = [(f"{place}, legal_actions", each) for each in answered.legal_actions or ()]
+        check_vocabulary(self._name, self._environment, listed)
 
 
 class _Progress:
@@ -198,7 +203,11 @@ def _times(seconds: dict[str, list[float]]) -> str:
 
 
 def _context_needed(
-    config: Config, environment: Environment, longest: Longest, longest_action: int | None
+    config: Config,
+    name: str,
+    environment: Environment,
+    longest: Longest,
+    longest_action: int | None,
 ) -> str:
     """Say how many tokens the longest trial needs, estimated by the longest observations of the
     rehearsal, and what happens if the engine's context has fewer.
@@ -207,6 +216,9 @@ def _context_needed(
         longest: longest observations of the rehearsal, as texts.
         longest_action: tokens of the longest legal action, if the policy writes no other; `None`:
             as many as the configuration allows.
+
+    Raises:
+        ConfigError: an observation alone is too long for a prompt.
     """
     trial, facts, max_tokens = config.trial, environment.facts, config.engine.max_tokens
     episodes = trial.episodes if trial.keeps_history else 1
@@ -219,6 +231,16 @@ def _context_needed(
     needed = rules + episodes * (opening + facts.max_turns * turn)
     num_remarks = trial.context_bounds(facts.max_turns).num_remarks_held
     needed += num_remarks * (config.transcript.max_reflection_tokens + template)
+    for call, text in (("reset", longest.opening), ("step", longest.answer)):
+        # A lower bound, as a token is at most one word; the last token is the first of the action.
+        least = len(environment.rules().split()) * config.transcript.rules + len(text.split()) + 1
+        least += EPISODE_TOKENS * (call == "reset") + (TINY_TEMPLATE_TOKENS if is_tiny else 0)
+        if least > max_tokens:
+            raise ConfigError(
+                f"environment {name!r}: {call} says {len(text.split()):,} words, with which a "
+                f"prompt has at least {least:,} tokens and does not fit into engine.max_tokens = "
+                f"{max_tokens:,}: shorten it, or set engine.max_tokens={max(needed, least)}"
+            )
     remarks = f" and {num_remarks} remarks" if num_remarks else ""
     need = (
         f"the longest trial, {episodes} × {facts.max_turns} turns{remarks}, needs about {needed:,} "
