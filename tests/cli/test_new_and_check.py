@@ -50,7 +50,7 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a new environment, as the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("vault", "bad", "open_text", "slow"):
+    for name in ("vault", "bad", "open_text", "slow", "rare"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["new", "vault"]) == 0
     monkeypatch.chdir(tmp_path / "vault")
@@ -340,7 +340,7 @@ def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are
     monkeypatch.setattr(check, "NUM_TRIALS", 8)
     monkeypatch.setattr(check, "SEARCH_S", 0.0)
     (vault / "open_text.py").write_text(
-        OPEN.replace('return "on", 0.0', 'return "on " * 20_000, 2.0')
+        OPEN.replace('return "on", 0.0', 'return "on " * 1_000, 2.0')
         + "    legal_actions = ('a', 'b')\n    min_return = 0.0\n    max_return = 1.0\n"
     )
     assert main(["check", "open_text:Open", "--set", "policy.source=a/model"]) == 0
@@ -349,6 +349,102 @@ def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are
     assert "more rows of this line" in said
     assert "shorten the observations, or raise the key" in said
     assert len(said.splitlines()) < 150
+
+
+RARE = """
+import random
+import time
+
+
+class Rare:
+    \"\"\"Pick left or right.\"\"\"
+
+    legal_actions = ("left", "right")
+    words = (*legal_actions, "go", "yes", "no")
+
+    def reset(self, seed, task):
+        self.side, self.task = random.Random(task).choice(self.legal_actions), task
+        return "go"
+
+    def step(self, action):
+        if self.task % 16 == 7:
+            SOMETIMES
+        return ("yes" if action == self.side else "no"), float(action == self.side), True
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("raise ValueError('table')", r"raised ValueError: table \(.*/rare.py, line 18, in step: "),
+        ("return 'yes', math.nan, True", r"a finite reward, got nan \(.*/rare.py, line 16\)\n"),
+        ("return 'jackpot', 0.0, True", r"\(.*/rare.py, line 16\) says 'jackpot' in 'jackpot', w"),
+    ],
+)
+def test_a_class_that_fails_in_one_trial_of_many_is_not_ready(
+    vault: Path, capsys: pytest.CaptureFixture[str], code: str, sentence: str
+) -> None:
+    (vault / "rare.py").write_text(
+        RARE.replace("SOMETIMES", code).replace("import time", "import math")
+    )
+    assert main(["check", "rare:Rare"]) == EXIT_USAGE
+    said, error = capsys.readouterr()
+    assert re.search(rf"^mage check: not ready: .*task \d+, .* turn 1: step\(.*{sentence}", error)
+    assert "ready: " not in said
+    assert "  random   +" in said
+
+
+def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = RARE.replace("SOMETIMES", "pass").replace(", True", ", False")
+    text = text.replace("float(action == self.side)", "1.0").replace(
+        'return "go"', 'print("x"); return "go"'
+    )
+    (vault / "rare.py").write_text(text)
+    assert main(["check", "rare:Rare"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^the class printed [\d,]+ lines, the first: 'x'$", said, re.MULTILINE)
+    assert "\nx\n" not in said
+    assert "every episode of random play earned +32.000: if no action" in said
+    assert re.search(r"none of \d+ episodes of random play ended by itself: each was tr", said)
+
+
+def test_a_class_that_waits_is_checked_in_the_time_that_there_is(
+    vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "TOTAL_S", 4.2)
+    (vault / "rare.py").write_text(
+        RARE.replace("SOMETIMES", "pass").replace(
+            "        if", "        time.sleep(0.5)\n        if"
+        )
+    )
+    assert main(["check", "rare:Rare"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        r"  random   \+\S+  \+\S+  \+\S+  \(of 2 in time, too few for an interval\)", said
+    )
+    assert "±" not in said
+    assert re.search(r"  win-stay not played: its rule is found in \d+ trials, about \d{3} s", said)
+    assert (
+        "held-out tasks are not compared: 2 of each kind are told apart in 48 episodes, ab" in said
+    )
+    # 144 trials wait at the same time, for three steps of half a second each.
+    part = re.findall(
+        r"up to 144 trials at the same time, .* part of a step is about (\S+) s", said
+    )
+    assert 1.5 <= float(part[0]) < 3
+
+
+def test_an_endless_trial_ends_with_the_time_of_the_check(
+    vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "TOTAL_S", 0.0)
+    (vault / "rare.py").write_text(RARE.replace("SOMETIMES", "pass"))
+    assert main(["check", "rare:Rare"]) == 0
+    said = capsys.readouterr().out
+    assert "no turns are shown: the trials of this check have used their 0 s" in said
+    assert "  win-stay not played: the trials of this check" in said
 
 
 def test_play_that_would_take_long_is_not_begun(
@@ -379,7 +475,8 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert (new.num_train, new.num_heldout, new.num_known) == (19, 8, 0)
     *_, alike = compare_heldout(load("bad:Vault"))
     assert alike.num_known == alike.num_heldout == 2
-    assert "all trained tasks answer alike" in alike.sentence()
+    assert "all trained tasks answer alike where `seed` is the same" in alike.sentence()
+    assert "draw what is hidden from `task`, because `seed` is for chance" in alike.sentence()
     assert "each hides something" in new.sentence()
     assert "1 of them hides what a" in new._replace(num_known=1).sentence()
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()

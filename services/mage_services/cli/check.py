@@ -2,24 +2,30 @@
 
 import argparse
 import inspect
+import io
 import itertools
 import json
 import random
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from mage_async.errors import CallFault, ConfigError
+from mage_async.errors import ConfigError, EnvironmentFault, MageError
 from mage_services.cli.options import add_config, add_set
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_async.environments.environment import Environment
+    from mage_async.environments.rehearsal import Listener
+    from mage_async.environments.user_class import ResetStep
     from mage_async.trials.chat_format import ChatFormat
     from mage_async.trials.scripted import Player
 
@@ -32,8 +38,16 @@ NUM_TRIALS, BUDGET_S = 400, 4.0
 """Largest number of trials of random play, of trials of scripted play, and of pairs of tasks that
 are compared; and seconds after which each of these three ends early.
 """
-SEARCH_S = 30.0
-"""Longest expected time in seconds of the search for the best rule of win-stay, lose-shift."""
+SEARCH_S, TOTAL_S = 30.0, 60.0
+"""Most expected seconds of the search for the best rule of win-stay, lose-shift, and of the
+comparison of held-out tasks; and seconds after which all play ends at the next call that returns.
+"""
+FEWEST, FEWEST_WITH_CI = 2, 8
+"""Smallest number of trials of a player, and of pairs of tasks, if time is left; and of trials from
+which an interval is computed.
+"""
+LEAST_WAIT_S = 0.05
+"""Seconds of waiting in a trial below which calls are not said to wait."""
 WIDTH = 100
 """Number of columns to which shown turns are wrapped."""
 
@@ -86,19 +100,150 @@ def run(given: argparse.Namespace) -> int:
 
     wanted, config = _configs(given)
     check_keys(config)
-    rehearse_all(config, print)
+    printed, say = _Printed(), partial(print, file=sys.stdout)
+    with redirect_stdout(printed):
+        rehearse_all(config, say)
     check_context_length(config)
-    for _, part in named_parts(config):
+    play = _Play(printed, time.monotonic() + TOTAL_S)
+    for name, part in named_parts(config):
         _print_declared(part)
+        play.listen(config, name, part)
         with TemporaryDirectory() as folder:
             if (chat := _chat(config, part, Path(folder))) is not None:
-                _print_turns(config, part, chat)
-                _print_returns(config, part, chat)
-        _print_heldout(part)
+                _print_trials(play, config, part, chat)
+        _print_heldout(play, config, part)
+        play.check_words()
+    if printed.num_lines:
+        print(f"the class printed {printed.num_lines:,} lines, the first: {printed.first!r:.80}")
+    if play.faults:
+        raise ConfigError(f"not ready: {play.faults[0]}")
     # What a run lacks is said last, so that an environment can be looked at without a model.
     check_start(wanted)
     print("ready: `mage train` with these keys can start")
     return 0
+
+
+class _Printed(io.TextIOBase):
+    """Stand in for stdout while a class is called; count the lines, and keep the first one."""
+
+    num_lines, first = 0, ""
+
+    def write(self, text: str) -> int:
+        """Count the lines of a text."""
+        if not self.num_lines:
+            self.first = f"{self.first}{text}"[:1000].partition("\n")[0]
+        self.num_lines += text.count("\n")
+        return len(text)
+
+
+class _OutOfTime(MageError):
+    """A check has used its time."""
+
+
+@dataclass(slots=True)
+class _Play:
+    """Play trials of a check within its time, and note what an actor would meet as a fault."""
+
+    printed: _Printed
+    ends_at: float
+    """When all play ends, by the machine's monotonic clock."""
+    faults: list[str] = field(default_factory=list)
+    """Faults of the class, as sentences."""
+    seconds: float = 0.0
+    """Seconds of a trial."""
+    waited_s: float = 0.0
+    """Seconds of it in which this process did not compute."""
+    _name: str = ""
+    _environment: "ResetStep | None" = None
+    _listener: "Listener | None" = None
+
+    def listen(self, config: "Config", name: str, environment: "Environment") -> None:
+        """Listen to the calls of an environment, if it is a class with `reset` and `step`."""
+        from mage_async.config.schema import Tiny
+        from mage_async.environments.rehearsal import Listener
+        from mage_async.environments.user_class import ResetStep
+
+        self._environment = self._listener = None
+        if isinstance(environment, ResetStep):
+            is_tiny = isinstance(config.policy, Tiny)
+            self._name, self._environment = name, environment
+            self._listener = Listener(environment, writes_words=is_tiny, go_on=self.go_on)
+            environment.listener = self._listener
+
+    def go_on(self) -> None:
+        """Raise an `_OutOfTime` if the check has used its time."""
+        if time.monotonic() > self.ends_at:
+            raise _OutOfTime(f"the trials of this check have used their {TOTAL_S:g} s")
+
+    def attempt(self, label: str, function: Callable[[], Any]) -> Any:
+        """Return what a function that plays returns; if it fails, print why, and return None."""
+        from mage_async.environments.user_calls import WAITS
+
+        try:
+            with redirect_stdout(self.printed):
+                return function()
+        except (EnvironmentFault, ConfigError, _OutOfTime) as fault:
+            print(f"{label}: {fault}")
+            if isinstance(fault, EnvironmentFault) and fault.kind != WAITS:
+                self.faults.append(str(fault))
+            return None
+
+    def within_budget(self, items: Iterator[Any]) -> list[Any]:
+        """Return what an iterator yields within `BUDGET_S`: at least `FEWEST` items, if it has so
+        many and time is left, and at most `NUM_TRIALS`. A fault of the class is noted and ends it.
+        """
+        began, found = time.monotonic(), list[Any]()
+        try:
+            for item in itertools.islice(items, NUM_TRIALS):
+                found.append(item)
+                if time.monotonic() - began > BUDGET_S and len(found) >= FEWEST:
+                    break
+                self.go_on()
+        except (EnvironmentFault, _OutOfTime) as fault:
+            if not found:
+                raise
+            if isinstance(fault, EnvironmentFault):
+                self.faults.append(str(fault))
+        return found
+
+    def timed(self, trials: Iterator[Any]) -> list[Any]:
+        """Return trials as `within_budget` does, and measure the seconds of one of them."""
+        ends = [(time.monotonic(), time.process_time())]
+
+        def marked() -> Iterator[Any]:
+            for trial in trials:
+                ends.append((time.monotonic(), time.process_time()))
+                yield trial
+
+        found = self.within_budget(marked())
+        # Without the time of a trial that was not finished.
+        seconds, computed_s = ((ends[-1][each] - ends[0][each]) / len(found) for each in (0, 1))
+        if seconds > self.seconds:
+            self.seconds, self.waited_s = seconds, max(0.0, seconds - computed_s)
+        return found
+
+    def too_long(self, num_trials: float) -> str:
+        """Return how long trials would take, if that is more than is left; else ""."""
+        seconds = num_trials * self.seconds
+        left = max(0.0, min(SEARCH_S, self.ends_at - time.monotonic()))
+        return f"about {seconds:.0f} s" if seconds > left else ""
+
+    def is_always_truncated(self) -> bool:
+        """Return whether a class without `max_turns` has never ended an episode itself."""
+        is_unbounded = self._environment is not None and not hasattr(
+            self._environment.kind, "max_turns"
+        )
+        return is_unbounded and self._listener is not None and not self._listener.num_ended
+
+    def check_words(self) -> None:
+        """Print the fault of words that the trials had and the class does not declare."""
+        from mage_async.environments.rehearsal import check_vocabulary
+
+        if self._listener is not None and self._environment is not None:
+            try:
+                check_vocabulary(self._name, self._environment, self._listener.strange)
+            except ConfigError as fault:
+                self.faults.append(str(fault))
 
 
 def _configs(given: argparse.Namespace) -> "tuple[Config, Config]":
@@ -199,16 +344,68 @@ def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFo
     return load_chat(folder)
 
 
-def _print_turns(config: "Config", environment: "Environment", chat: "ChatFormat") -> None:
-    """Print the first turns of a trial of random play, as the model reads them."""
-    from mage_async.trajectory import Kind
-    from mage_async.trials.scripted import random_play
+def _print_trials(
+    play: _Play, config: "Config", environment: "Environment", chat: "ChatFormat"
+) -> None:
+    """Print the first turns of random play, what random and scripted play earn by episode, and how
+    long the calls take.
 
-    try:
-        trial = next(_trials(config, environment, chat, random_play))
-    except (CallFault, ConfigError) as fault:
-        print(f"no turns are shown: {fault}")
-        return
+    Without a script, win-stay, lose-shift is played, if it earns more than random play.
+    """
+    from mage_async.trials.scripted import own_script, random_play
+    from mage_async.trials.win_stay import NUM_PLAYED
+
+    trials = partial(_trials, config, environment, chat)
+    found = play.attempt(
+        "no turns are shown",
+        lambda: play.timed(trials(random_play)),
+    )
+    if found is not None:
+        _print_turns(config, chat, found[0])
+    print("return per unit by episode, on training tasks:")
+    if found is not None:
+        _print_returns("random", environment, found)
+        _print_what_is_odd(play, environment, found)
+    name = "script"
+    player: Player | None = own_script
+    if environment.script(random.Random(0)) is None:
+        name, player = "win-stay", None
+        if takes := play.too_long(NUM_PLAYED):
+            print(f"  win-stay not played: its rule is found in {NUM_PLAYED} trials, {takes}")
+        else:
+            player = _win_stay(play, config, environment, chat)
+    if player is not None:
+        found = play.attempt(f"  {name:<9}not played", lambda: play.timed(trials(player)))
+        if found is not None:
+            _print_returns(name, environment, found)
+    _print_time(play, config)
+
+
+def _win_stay(
+    play: _Play, config: "Config", environment: "Environment", chat: "ChatFormat"
+) -> "Player | None":
+    """Print how the best player of win-stay, lose-shift compares with random play, and return it;
+    `None` if a warm start would not clone it.
+    """
+    from mage_async.policy.demonstrations import compare_win_stay
+    from mage_async.trials.win_stay import player_of
+    from mage_services.processes.process import in_time
+
+    label = "  win-stay not played"
+    compared = play.attempt(label, lambda: compare_win_stay(config, environment, chat, in_time))
+    if compared is None:
+        return None
+    if isinstance(compared, str):
+        print(f"{label}: {compared}")
+        return None
+    print(f"  win-stay {compared.sentence(environment.facts.units)}")
+    return player_of(compared.rule) if compared.is_better else None
+
+
+def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
+    """Print the first turns of a trial, as the model reads them."""
+    from mage_async.trajectory import Kind
+
     # `turn.stop` counts tokens within the turn's own segment, which is one context of the trial:
     # only turns of the first segment are shown.
     acts = [turn for turn in trial.turns if turn.kind is Kind.ACT and not turn.segment]
@@ -253,70 +450,71 @@ def _trials(
         yield scripted_trial(environment, task, index, trial_config, chat, player=player)
 
 
-def _within_budget(items: Iterator[Any]) -> list[Any]:
-    """Return what an iterator yields within `BUDGET_S`: at least one item, if it has any, and at
-    most `NUM_TRIALS`.
-    """
-    began, found = time.monotonic(), list[Any]()
-    for item in itertools.islice(items, NUM_TRIALS):
-        found.append(item)
-        if time.monotonic() - began > BUDGET_S:
-            break
-    return found
-
-
-def _print_returns(config: "Config", environment: "Environment", chat: "ChatFormat") -> None:
-    """Print what random and scripted play earn by episode, and how long the calls take.
-
-    Without a script, win-stay, lose-shift is played, if it earns more than random play.
-    """
-    from mage_async.policy.demonstrations import compare_win_stay
+def _print_returns(name: str, environment: "Environment", trials: list[Any]) -> None:
+    """Print what a player earns by episode, and whether that contradicts the declared bounds."""
     from mage_async.results.score import score
-    from mage_async.trials.scripted import own_script, random_play
-    from mage_async.trials.win_stay import NUM_PLAYED, player_of
-    from mage_services.processes.process import in_time
 
-    seconds = 0.0
-    has_script = environment.script(random.Random(0)) is not None
-    players: list[tuple[str, Player | None]] = [("random", random_play)]
-    players.append(("script", own_script) if has_script else ("win-stay", None))
-    print("return per unit by episode, on training tasks:")
-    for name, known in players:
-        if known is None and seconds * NUM_PLAYED > SEARCH_S:
-            takes = f"about {seconds * NUM_PLAYED:.0f} s"
-            print(f"  {name:<9}not played: its rule is found in {NUM_PLAYED} trials, {takes}")
-            continue
-        try:
-            if (player := known) is None:
-                compared = compare_win_stay(config, environment, chat, in_time)
-                if isinstance(compared, str):
-                    print(f"  {name:<9}not played: {compared}")
-                    continue
-                print(f"  {name:<9}{compared.sentence(environment.facts.units)}")
-                if not compared.is_better:
-                    continue
-                player = player_of(compared.rule)
-            began = time.monotonic()
-            trials = _within_budget(_trials(config, environment, chat, player))
-        except (CallFault, ConfigError) as fault:
-            print(f"  {name:<9}not played: {fault}")
-            continue
-        seconds = max(seconds, (time.monotonic() - began) / len(trials))
-        found = score(trials, environment)
-        pairs = zip(found.return_by_episode, found.ci95_by_episode, strict=True)
-        returns = "  ".join(f"{mean:+.3f} ±{half:.3f}" for mean, half in pairs)
-        print(f"  {name:<9}{returns}  ({len(trials)} trials)")
-        earned = [reward for trial in trials for reward in trial.episode_rewards()]
-        if player is random_play and not any(earned):
-            print("  random play never earned anything: begin with easier tasks or part rewards")
-        if wrong := _wrong_bounds(environment, earned):
-            print(f"  {wrong}")
-    size = config.admission.groups_per_step * config.admission.trials_per_group
+    found = score(trials, environment)
+    returns, count = [f"{mean:+.3f}" for mean in found.return_by_episode], f"{len(trials)} trials"
+    if len(trials) < FEWEST_WITH_CI:
+        count = f"of {len(trials)} in time, too few for an interval"
+    else:
+        halves = zip(returns, found.ci95_by_episode, strict=True)
+        returns = [f"{mean} ±{half:.3f}" for mean, half in halves]
+    print(f"  {name:<9}{'  '.join(returns)}  ({count})")
+    if wrong := _wrong_bounds(environment, _earned(trials)):
+        print(f"  {wrong}")
+
+
+def _earned(trials: list[Any]) -> list[float]:
+    """Return what each episode of some trials earned."""
+    return [reward for trial in trials for reward in trial.episode_rewards()]
+
+
+def _print_what_is_odd(play: _Play, environment: "Environment", trials: list[Any]) -> None:
+    """Print what trials of random play have in common that leaves nothing to learn."""
+    earned = _earned(trials)
+    if not any(earned):
+        print("  random play never earned anything: begin with easier tasks or part rewards")
+    elif len(trials) >= FEWEST and len({*earned}) == 1:
+        print(
+            f"  every episode of random play earned {earned[0]:+.3f}: if no action changes what an "
+            "episode earns, there is nothing to learn"
+        )
+    if play.is_always_truncated():
+        print(
+            f"  none of {len(earned)} episodes of random play ended by itself: each was truncated "
+            f"after {environment.facts.max_turns} steps; return True as terminated, or declare "
+            "`max_turns`"
+        )
+
+
+def _print_time(play: _Play, config: "Config") -> None:
+    """Print how long the environment's part of a step would take."""
+    from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
+    from mage_async.config.schema import Tiny
+    from mage_async.plan.forecast import trials_of_step
+
+    size, seconds = trials_of_step(config), play.seconds
     if not seconds:
         return
+    begins = f"a step trains on {size} trials; without a model, one took {seconds:.2g} s here"
+    # A busy machine makes a short trial wait too, but only for a core.
+    if play.waited_s < max(LEAST_WAIT_S, seconds / 2):
+        print(
+            f"{begins}, so the environment's part of a step is about {size * seconds:.2g} s on one "
+            "core"
+        )
+        return
+    actors = DEFAULT_ACTORS if isinstance(config.policy, Tiny) else DEFAULT_PRETRAINED_ACTORS
+    # An actor plays as many trials at once as its engine has contexts.
+    at_once = min(config.engine.max_contexts, config.environment.most_open or size) * actors
+    rounds = -(-size // at_once)
+    part = size * (seconds - play.waited_s) + rounds * play.waited_s
     print(
-        f"a step trains on {size} trials; without a model, one took {seconds:.2g} s here, so the "
-        f"environment's part of a step is about {size * seconds:.2g} s on one core"
+        f"{begins}, {play.waited_s:.2g} s of them waiting; {actors} actors wait for up to "
+        f"{min(size, at_once)} trials at the same time, so the environment's part of a step is "
+        f"about {part:.2g} s"
     )
 
 
@@ -332,15 +530,18 @@ def _wrong_bounds(environment: "Environment", earned: list[float]) -> str:
     return ""
 
 
-def _print_heldout(environment: "Environment") -> None:
+def _print_heldout(play: _Play, config: "Config", environment: "Environment") -> None:
     """Print whether held-out tasks differ from training tasks."""
-    from mage_async.environments.rehearsal import compare_heldout
+    from mage_async.environments.rehearsal import NUM_EPISODES, compare_heldout
     from mage_async.environments.user_class import SPLITS
 
-    try:
-        found = _within_budget(compare_heldout(environment))
-    except (CallFault, ConfigError) as fault:
-        print(f"held-out tasks are not compared: {fault}")
+    label = "held-out tasks are not compared"
+    num_episodes = 2 * FEWEST * NUM_EPISODES
+    if takes := play.too_long(num_episodes / config.trial.episodes):
+        print(f"{label}: {FEWEST} of each kind are told apart in {num_episodes} episodes, {takes}")
+        return
+    found = play.attempt(label, lambda: play.within_budget(compare_heldout(environment)))
+    if found is None:
         return
     last, declared = found[-1], {split: len(environment.members(split)) for split in SPLITS}
     print(last.sentence())
