@@ -13,7 +13,6 @@ import numbers
 import random
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -405,12 +404,11 @@ class UserObject(Callee):
                 f"{what}, got {first!r:.60}, which has half of a surrogate pair: no tokenizer "
                 "reads it"
             )
-        # Random play would draw an action that is listed twice twice as often.
-        if twice := [each for each, count in Counter(actions).items() if count > 1]:
-            raise CallFault(f"{what}, got {twice[0]!r:.60} twice: list each action once")
         if isinstance(listed, set | frozenset):  # its order differs between processes
             actions = tuple(sorted(actions))
-        return tuple(map(str, actions))  # a subclass, such as NumPy's, becomes a plain `str`
+        # A subclass, such as NumPy's, becomes a plain `str`. Each action is listed once: an inventory
+        # may hold two equal things, and random play would draw their action twice as often.
+        return tuple(dict.fromkeys(map(str, actions)))
 
     def _optional(self, name: str) -> Any:
         """Return an optional attribute, property or method result; None if there is none."""

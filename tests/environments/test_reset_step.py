@@ -278,7 +278,6 @@ LEGAL = "    def legal_actions(self):\n        return "
         ("    words = ('\\ud800',)", r"`words` must be words without half of a surrogate pair"),
         ("    legal_actions = map(str, (1, 2))", "got an iterator, which can be read only once"),
         (LEGAL + "(1, 2)", "list of texts or None, got 1 among them"),
-        (LEGAL + "('a', 'b', 'a')", "got 'a' twice: list each action once (/"),
         (
             RESET + "'go ' * 3000",
             "reset says 3,000 words, with which a prompt has at least 3,004 to",
@@ -507,6 +506,13 @@ def test_a_set_has_the_same_order_in_every_process(write: Callable[..., Config])
     play = environment.begin(Task("own", "a", 5), 0)
     make_pending_calls(play)
     assert play.legal_actions() == tuple(train)
+
+
+def test_an_action_that_is_listed_twice_is_legal_once(write: Callable[..., Config]) -> None:
+    environment = environment_of(write(own("    legal_actions = ('b', 'a', 'b')\n")))
+    play = environment.begin(Task("own", "0", 5), 0)
+    make_pending_calls(play)
+    assert play.legal_actions() == ("b", "a")
 
 
 def test_a_part_that_is_none_counts_as_absent_and_numbers_of_numpy_as_numbers(
