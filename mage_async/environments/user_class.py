@@ -406,8 +406,9 @@ class UserObject(Callee):
             )
         if isinstance(listed, set | frozenset):  # its order differs between processes
             actions = tuple(sorted(actions))
-        # A subclass, such as NumPy's, becomes a plain `str`. Each action is listed once: an inventory
-        # may hold two equal things, and random play would draw their action twice as often.
+        # A subclass, such as NumPy's, becomes a plain `str`. Each action is listed once: an
+        # inventory may hold two equal things, and random play would draw their action twice as
+        # often.
         return tuple(dict.fromkeys(map(str, actions)))
 
     def _optional(self, name: str) -> Any:
