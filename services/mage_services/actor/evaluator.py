@@ -542,7 +542,7 @@ class CurveEvaluator:
             version, weights = await asyncio.to_thread(_last, self._startup)
             await evaluator.engine.load(version, weights)
         await self.finish(evaluator, version)
-        if points := [each for each in waiting if self._lacks(each)]:
+        if points := [each for each in waiting if self.lacks(each)]:
             self._status.note(
                 f"{self._run.evaluation.name} is written; {len(points)} points of the curve are "
                 "still to be played. To do without them, end the run with Ctrl-C"
@@ -577,7 +577,7 @@ class CurveEvaluator:
         waiting: dict[int, Path] = {}
         # On busy cores the first steps may be trained before this process has begun. Its engine
         # still has the policy that the run began with.
-        if version and self._lacks(0):
+        if version and self.lacks(0):
             await self.begin(evaluator, 0)
         await self.load(evaluator.engine, version, weights)
         await self.begin(evaluator, version)
@@ -661,7 +661,7 @@ class CurveEvaluator:
 
         await until_there_is_space(attempt, self._status.note)
 
-    def _lacks(self, version: int) -> bool:
+    def lacks(self, version: int) -> bool:
         """Return whether the curve lacks a point of a version: it is due, and was not measured.
 
         The last version is measured by the final sets, and without a curve no version is.
@@ -673,7 +673,7 @@ class CurveEvaluator:
 
     async def _point(self, evaluator: Evaluator, version: int) -> None:
         """Measure a point of the curve, unless the curve needs none of this version."""
-        if not self._lacks(version):
+        if not self.lacks(version):
             return
         evaluator.guidance = recorded_guidance(self._run, self._config, version)
         sets = await evaluator.curve(self._config.evaluation.trials)
@@ -723,9 +723,10 @@ async def main(startup: Startup, status: Status) -> None:
             if finished is None and not is_idle:
                 await curve_evaluator.follow(evaluator, version, weights)
             else:
-                if is_idle:
+                if is_idle or curve_evaluator.lacks(0):
                     # The engine still has the policy that the run began with, version 0, even if
-                    # the learner's welcome named a later one.
+                    # the learner's welcome named a later one, or the training had ended before
+                    # this process began.
                     await curve_evaluator.begin(evaluator, 0)
                 if finished is None:
                     finished = await asyncio.to_thread(_last, startup)
