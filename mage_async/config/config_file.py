@@ -434,3 +434,14 @@ def flat_config(config: Config) -> dict[str, Any]:
             else:
                 flat[f"{prefix}{key}"] = "none" if value is None else value
     return flat
+
+
+def differences(one: Config, other: Config, absent: str) -> list[tuple[str, Any, Any]]:
+    """Return the keys in which two configurations differ, with both values.
+
+    Args:
+        absent: Stands for the value of a key that a configuration lacks.
+    """
+    left, right = flat_config(one), flat_config(other)
+    pairs = [(key, left.get(key, absent), right.get(key, absent)) for key in left | right]
+    return [each for each in pairs if each[1] != each[2]]

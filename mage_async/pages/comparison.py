@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mage_async.config import config_file
 from mage_async.config.config_file import flat_config
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
@@ -145,9 +146,7 @@ def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
 
 def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
     """Return the keys that differ with both values; "–" if a configuration lacks the key."""
-    left, right = flat_config(one), flat_config(other)
-    pairs = [(key, left.get(key, "–"), right.get(key, "–")) for key in (left | right)]
-    return [(key, str(a), str(b)) for key, a, b in pairs if a != b]
+    return [(key, str(a), str(b)) for key, a, b in config_file.differences(one, other, "–")]
 
 
 def _compared_keys(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -247,17 +247,17 @@ def _text_of(value: Any) -> str:
         ) from None
 
 
-NOT_TRAINED = ("evaluation.", *(f"{name}." for name in ("transport", "hardware", "journal")))
-NOT_TRAINED += ("supervision.", "doctor.", "tracking.")
-NOT_TRAINED += tuple(f"{part}.{key}" for part, keys in NOT_PLAYED.items() for key in keys)
+NOT_TRAINED = (
+    *("evaluation.", "transport.", "hardware.", "journal.", "supervision.", "doctor.", "tracking."),
+    *(f"{part}.{key}" for part, keys in NOT_PLAYED.items() for key in keys),
+)
 """Beginnings of keys that decide neither what is played in training nor what is learned from it."""
 
 
 def training_changes(one: Config, other: Config) -> list[tuple[str, Any, Any]]:
     """Return the keys of training in which two configurations differ, with both values."""
-    left, right = config_file.flat_config(one), config_file.flat_config(other)
-    pairs = [(key, left.get(key, "none"), right.get(key, "none")) for key in left | right]
-    return [each for each in pairs if each[1] != each[2] and not each[0].startswith(NOT_TRAINED)]
+    changed = config_file.differences(one, other, absent=NONE)
+    return [each for each in changed if not each[0].startswith(NOT_TRAINED)]
 
 
 def resumed_config(run_dir: Path, assignments: list[str], method: str | None = None) -> Config:
