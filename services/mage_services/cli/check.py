@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from mage_async.errors import ConfigError, EnvironmentFault, MageError
+from mage_async.errors import ConfigError, EnvironmentFault, MageError, TrialFault
 from mage_services.cli.options import add_config, add_set
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class _Printed(io.TextIOBase):
 
 
 class _OutOfTime(MageError):
-    """A check has used its time."""
+    """Report that a check has used its time."""
 
 
 @dataclass(slots=True)
@@ -236,7 +236,7 @@ class _Play:
         return is_unbounded and self._listener is not None and not self._listener.num_ended
 
     def check_words(self) -> None:
-        """Print the fault of words that the trials had and the class does not declare."""
+        """Note the fault of words that the trials had and the class does not declare."""
         from mage_async.environments.rehearsal import check_vocabulary
 
         if self._listener is not None and self._environment is not None:
@@ -431,23 +431,21 @@ def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
 def _trials(
     config: "Config", environment: "Environment", chat: "ChatFormat", player: "Player"
 ) -> Iterator[Any]:
-    """Play trials of training tasks without a model, one after the other.
+    """Return trials of training tasks, which are played without a model, one after the other.
 
     Raises:
         CallFault: a call failed, or has to wait.
         ConfigError: the environment declares no actions that could be drawn.
     """
-    from dataclasses import replace
+    from mage_async.policy.demonstrations import scripted_play
+    from mage_async.trials.scripted import random_task
 
-    from mage_async.assembly import trial_config_of
-    from mage_async.trials.scripted import random_task, scripted_trial
+    def fail(fault: TrialFault) -> None:
+        raise fault
 
-    trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
-    trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
     source = random.Random(config.seed)
-    for index in itertools.count():
-        task = random_task(environment, "train", source)
-        yield scripted_trial(environment, task, index, trial_config, chat, player=player)
+    tasks = (random_task(environment, "train", source) for _ in itertools.count())
+    return scripted_play(config, environment, chat, player, tasks, config.trial.episodes, fail)
 
 
 def _print_returns(name: str, environment: "Environment", trials: list[Any]) -> None:
