@@ -98,9 +98,6 @@ _LIKENESS = 0.85
 """
 
 
-Listener = Callable[[Call, Answered], None]
-
-
 class ResetStepPlay(SlowPlay):
     """Play one episode of a user's class."""
 
@@ -198,7 +195,9 @@ class ResetStepPlay(SlowPlay):
         return f"{action!r:.60} cannot be done now; these can: {shown}" if legal else _NO_ACTION
 
 
-def _shown_to(listener: "Listener", call: Call, answered: Answered) -> Outcome | None:
+def _shown_to(
+    listener: Callable[[Call, Answered], None], call: Call, answered: Answered
+) -> Outcome | None:
     """Show a call and its result to a listener, and hand the result to the play."""
     listener(call, answered)
     return call.take(answered)
@@ -599,7 +598,7 @@ class ResetStep(Environment):
     ) -> None:
         self.kind, self.options, self.origin = kind, options, origin
         self.make = partial(kind, **options)
-        self.listener: Listener | None = None
+        self.listener: Callable[[Call, Answered], None] | None = None
         """Called with each call of a trial that has returned, and its result."""
         declared = partial(getattr, kind)
         reset = declared("reset", None)

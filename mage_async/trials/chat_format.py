@@ -92,11 +92,6 @@ class ChatFormat:
         return self._tool_pieces is not None
 
     @property
-    def opens_thinking(self) -> bool:
-        """Whether the template begins each answer with `<think>`, as DeepSeek-R1's does."""
-        return "<think>" in self._tail.rpartition("</think>")[2]
-
-    @property
     def end_token(self) -> int:
         """The stop token with which the template ends the assistant's turn; if it writes none, the
         first one.
