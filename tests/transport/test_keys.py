@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import uvloop
+import zmq
 
 from mage_async.errors import ConfigError, PeerRefused
 from mage_async.protocol.messages import Heartbeat, Hello, Welcome
+from mage_services.transport import channels
 from mage_services.transport.access_control import (
     LearnerKeys,
     PeerKeys,
@@ -180,6 +182,41 @@ def test_a_peer_with_a_known_key_is_heard_and_no_secret_is_logged(
     uvloop.run(main())
     assert learners.secret.decode() not in heard.text
     assert actors.secret.decode() not in heard.text
+
+
+def test_a_connection_that_zmq_ends_before_the_hello_is_said_when_receiving(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        with learner_at_any_port(learner_keys(keys)) as learner:
+            with monkeypatch.context() as patch:
+                # zmq's thread needs half a millisecond for this: a thread that loses the processor
+                # after `connect` meets it.
+                patch.setattr(channels, "send_now", refuse_to_send)
+                peer = PeerChannel(learner.address, hello("stranger"))
+            with peer, pytest.raises(PeerRefused, match="ends every connection"):
+                await peer.receive()
+
+    uvloop.run(main())
+
+
+def test_a_hello_that_zmq_did_not_take_is_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        with learner_at_any_port(None) as learner:
+            with monkeypatch.context() as patch:
+                patch.setattr(channels, "send_now", refuse_to_send)
+                peer = PeerChannel(learner.address, hello())
+            with peer:
+                outbox = asyncio.create_task(peer.receive())
+                assert await learner.receive() == (peer.peer, hello())
+                learner.send(peer.peer, Welcome(version=1))
+                assert await outbox == Welcome(version=1)
+
+    uvloop.run(main())
+
+
+def refuse_to_send(*_: object) -> None:
+    raise zmq.Again
 
 
 @pytest.mark.parametrize("wrong", ["actor", "learner", "none", "learner has none"])

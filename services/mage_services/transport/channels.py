@@ -189,9 +189,9 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         """
         check_address(address, has_keys=keys is not None)
         self._hello = hello
-        self._owes_hello = False
-        """Whether a Hello must be sent. It is an attribute because `receive` may be cancelled
-        before the Hello is sent.
+        self._owes_hello = True
+        """Whether a Hello must be sent. It is an attribute because zmq may have no connection to
+        send it to yet.
         """
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.DEALER, address)
@@ -206,7 +206,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._connection.monitor, zmq.POLLIN)
         self._socket.connect(address)
-        send_now(self._socket, encode(hello))
+        self._send_hello()
 
     async def receive(self) -> Message:
         """Return the learner's next message.
@@ -223,8 +223,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
             # Messages on the way when a connection broke are lost, perhaps the Hello among them.
             self._owes_hello |= self._connection.is_renewed()
             if self._owes_hello:
-                await self.send(self._hello)
-                self._owes_hello = False
+                self._send_hello()
             frames = take_now(self._socket)
             if frames is None:
                 has_event = await self._poller.poll(self._connection.timeout_ms())
@@ -239,6 +238,20 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
             if not isinstance(message, WhoAreYou):
                 return message
             self._owes_hello = True
+
+    def _send_hello(self) -> None:
+        """Send a Hello, or leave it owed if zmq takes no message now.
+
+        zmq takes none after it has ended the connection, and while 1,024 messages are unsent. The
+        next event of the connection, or the learner's request for a Hello, wakes `receive`, which
+        tries again.
+        """
+        try:
+            send_now(self._socket, encode(self._hello))
+        except zmq.Again:
+            self._owes_hello = True
+        else:
+            self._owes_hello = False
 
     async def send(self, message: Message) -> None:
         """Hand a message to zmq; wait only while 1,024 are unsent because the learner is away.
