@@ -1,5 +1,6 @@
 """`mage sweep`: its matrix, its page, its search, and what it refuses."""
 
+import asyncio
 import math
 import re
 import subprocess
@@ -324,6 +325,29 @@ def test_a_matrix_whose_runs_all_failed_names_no_report(
     monkeypatch.setattr(sweep_runs, "_run", fail)
     assert main(["sweep", *OVER, "--run-dir", str(tmp_path)]) == 1
     assert "report" not in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_has_a_line_twice_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_said, line_of = asyncio.Event(), sweep_runs.Progress.going
+
+    def going(progress: sweep_runs.Progress, cell: Cell, log: Path) -> str:
+        is_said.set()
+        return line_of(progress, cell, log)
+
+    async def run_until_said(matrix: Matrix, cell: Cell) -> str:
+        matrix.log_of(cell).write_text("step 1\nstep 2 of 120\n")
+        await is_said.wait()
+        return "failed"
+
+    assert sweep_runs.GOING_S == 30.0
+    monkeypatch.setattr(sweep_runs, "GOING_S", 0.01)
+    monkeypatch.setattr(sweep_runs.Progress, "going", going)
+    monkeypatch.setattr(sweep_runs, "_run", run_until_said)
+    assert main(["sweep", *OVER, "--run-dir", str(tmp_path)]) == 1
+    place = "[0/2] learner.learning_rate=1e-3-seed0"
+    assert f"{place}: step 2 of 120" in capsys.readouterr().out
 
 
 def test_a_search_without_optuna_is_a_sentence(

@@ -36,6 +36,9 @@ from mage_services.processes.process import until_signalled
 from mage_services.processes.run_lock import hold, take_lock
 from mage_services.terminal import lasting_output
 
+GOING_S = 30.0
+"""Without a finished run for this long, the terminal gets a line for each run that goes on."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -63,6 +66,14 @@ class Progress:
             left_s = statistics.fmean(self._took_s) * num_left / self.parallel
             left = f"; about {duration(left_s)} left"
         return f"{self._place(run.cell)}: {returned}, {took_s:.0f} s{left}"
+
+    def going(self, cell: Cell, log: Path) -> str:
+        """Return the line of a run that goes on: the last line of its log."""
+        last = ""
+        if log.is_file():
+            text = log.read_bytes()[-4096:].decode("utf-8", errors="replace")
+            last = text.rstrip().rpartition("\n")[2]
+        return f"{self._place(cell)}: {last or 'begins'}"
 
     def failed(self, cell: Cell, log: str) -> str:
         """Return the line of a run that failed; its log says why."""
@@ -157,12 +168,15 @@ async def _run_all(
     """
     may_run, may_write = asyncio.Semaphore(matrix.parallel), asyncio.Lock()
     latest_start = time.monotonic() + matrix.for_s
+    going = list[Cell]()
 
     async def one(cell: Cell) -> None:
         """Run a cell once fewer than `parallel` runs go on, and print how it ended."""
         async with may_run:
             began = time.monotonic()
+            going.append(cell)
             outcome = await _run(matrix, cell) if began < latest_start else "left for later"
+            going.remove(cell)
             took_s = time.monotonic() - began
         if outcome == "done":
             async with may_write:
@@ -177,8 +191,14 @@ async def _run_all(
         outcomes.append(outcome)
 
     async with asyncio.TaskGroup() as tasks:
-        for cell in missing:
-            tasks.create_task(one(cell), name=cell.name())
+        waiting = {tasks.create_task(one(cell), name=cell.name()) for cell in missing}
+        while waiting:
+            ended, waiting = await asyncio.wait(
+                waiting, timeout=GOING_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                for cell in going:
+                    print(progress.going(cell, matrix.log_of(cell)), flush=True)
 
 
 async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
