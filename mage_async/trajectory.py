@@ -96,6 +96,7 @@ class Turn:
     """The completion is `segment.tokens[start:stop]`."""
     stop: int
     reward: float
+    """What the environment paid for the action; 0 for a remark. Penalties are not in it."""
     is_valid: bool
     """Whether the environment accepted the action; of a remark, whether one was found."""
     action: str
@@ -249,7 +250,7 @@ class Trial:
         return rewards + rewards[-1:] * (self.num_episodes - len(rewards))
 
     def is_before_last(self, episode: int) -> bool:
-        """Return whether an episode comes before the last one of the trial."""
+        """Return whether an episode comes before the last planned one."""
         return episode + 1 < self.num_episodes
 
     def num_played(self) -> int:

@@ -78,7 +78,7 @@ async def play(
             stage = Stage(environment, trial_configs[which], chat, embedded, workers)
             run = stage.begin(Task("own", str(number), number), 0, f"{number}.0")
             trial = await play_trial(run, engine, workers)
-        sequences = training_sequences([Group(0, 0, (trial,))], configs[which], "cpu")
+        sequences = training_sequences([Group(0, 0, (trial,))], configs[which], "cpu", version=0)
         found.check(trial, engine.completions, sequences, seen[number], chat)
 
     async with (

@@ -546,7 +546,7 @@ class Ledger:
         sampling), unless training on it would change the policy all the same.
 
         Args:
-            max_drops: Number of such drops since the last step from which on nothing is dropped.
+            max_drops: After this many such drops since the last step, no group is dropped.
             has_advantage: Returns whether a turn of a group has an advantage other than 0. Called
                 for a group that would be dropped otherwise.
 

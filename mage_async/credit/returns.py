@@ -6,11 +6,12 @@ Such a rule is called a credit. Its class is also its configuration: the fields 
 Notation: r[k,t] is the reward of turn t of episode k, n[k] the number of its turns, R[k] their
 undiscounted sum, K the last episode played, d = `turn_discount` and g = `episode_discount`. Every
 credit first decides what a turn is *paid*, p[k,t]; its return G[k,t] is the discounted sum of what
-is paid from there on. `mage_async/credit/turn_table.py` gives a reflection, which is paid nothing,
-the return of the first turn of the episode that it opens, undiscounted.
+is paid from there on. Remarks, such as a reflection, are paid nothing:
+`mage_async/credit/turn_table.py` gives each the return of the next action, undiscounted.
 
 Returns of later episodes are discounted in one of two forms. *Chained* (the code of LaMer and
-MAGE): the last turn of an episode adds g G[k+1,0], so an earlier turn gets d^(n[k]-1-t) g G[k+1,0].
+MAGE): the last turn of an episode adds g G[k+1,0], of which an earlier turn t, through its own
+discount, has d^(n[k]-1-t) g G[k+1,0].
 *Added* (LaMer's paper): every turn of an episode adds g G[k+1,0], however far it is from the
 episode's end.
 """

@@ -110,9 +110,10 @@ def build_table(
 
     Args:
         exploration_share: Factor of the returns and episode scores of turns before the last
-            episode; bonuses are added after it.
+            planned episode; bonuses are added after it.
         bonuses: For each trial, the bonus that is added to the reward of each turn; unlike a
-            reward, a bonus adds to the returns of its own episode only.
+            reward, a bonus adds to returns of its own episode only, and to those of the remarks
+            before its acts.
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
     bonuses = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
@@ -169,10 +170,8 @@ def _credited(
 ) -> tuple[list[float], list[float]]:
     """Return the return and the episode score of every turn of a trial, in order.
 
-    An act before the last episode gets its return times `share`. A reflection, a strategy or
-    notes get the return of the next act. If they belong to an earlier episode and that act to the
-    last one, the act's return has no factor yet, so it gets `share` here. In all other cases it is
-    taken as it is.
+    A reflection, a strategy or notes get the return of the next act. The turns of all but the last
+    planned episode get `share` times their return; bonuses are added after that.
     """
     rewards = _rewards(trial)
     credited = credit.returns(list(rewards.values()))
@@ -186,21 +185,14 @@ def _credited(
             scores[turn.episode] += paid
     bonuses_to_go = _bonus_to_go(trial, bonus, credit.turn_discount)
     returns: list[float] = []
-    # Turns are visited backwards. Of the turn after this one: its return, and whether it is in an
-    # episode before the last.
-    next_return, is_next_before = 0.0, False
+    own = bonus_to_go = 0.0  # of the next act
     for turn in reversed(trial.turns):
-        is_before = trial.is_before_last(turn.episode)
         if turn.kind is Kind.ACT:
-            # After the pop, `len(values)` is this act's number among the acts of the trial.
-            next_return = values.pop() * (share if is_before else 1.0)
-            next_return += bonuses_to_go[len(values)]
-        elif is_before and not is_next_before:
-            next_return *= share
-        is_next_before = is_before
-        returns.append(next_return)
-    own = [scores[turn.episode] if turn.kind is Kind.ACT else 0.0 for turn in trial.turns]
-    return returns[::-1], own
+            own, bonus_to_go = values.pop(), bonuses_to_go.pop()
+        factor = share if trial.is_before_last(turn.episode) else 1.0
+        returns.append(own * factor + bonus_to_go)
+    own_scores = [scores[turn.episode] if turn.kind is Kind.ACT else 0.0 for turn in trial.turns]
+    return returns[::-1], own_scores
 
 
 def _bonus_to_go(trial: Trial, bonus: Sequence[float], discount: float) -> list[float]:

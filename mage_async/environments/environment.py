@@ -138,6 +138,7 @@ class Outcome:
 
     observation: str
     reward: float
+    """What the action earned, in the units of the environment."""
     is_valid: bool = True
     """Whether the action was legal."""
     is_done: bool = False

@@ -148,10 +148,9 @@ class ResetStepPlay(SlowPlay):
         """Request a step. An empty action, or an action that is not among known legal ones, is
         refused here without a call, and uses up the turn.
         """
-        outcome = super().act(action)  # counts the turn, that of a refused action too
         if not (refusal := self.refusal(action)):
-            return outcome
-        self._call = None  # the step that was requested above is not made
+            return super().act(action)
+        self._num_turns += 1
         self.is_done = self._num_turns == self._max_turns
         self.history.append((action, refusal))
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
@@ -436,6 +435,8 @@ def _reset_value(place: str, value: Any) -> str:
 
 def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, Any]]:
     """Return observation, reward, whether the episode is done, and info from the value of `step`.
+
+    A terminated and a truncated episode are both done: no value is added for what was cut off.
 
     Raises:
         CallFault: the value is not `observation, reward, terminated[, truncated, info]`.

@@ -175,7 +175,8 @@ class GroupMean(Advantage, tag="group_mean"):
         if self.scale == "none":
             return values
         scales = _cells(table, self.scale, self.weight, device)
-        # A cell whose root mean square is mere rounding of its largest return gives 0.
+        # A cell whose root mean square is no larger than the rounding error of its largest return
+        # gives 0.
         return over_rms(values, scales, returns, self.epsilon)
 
 
@@ -251,13 +252,12 @@ def turn_advantages(
     acts = table.kind == Kind.ACT
     limits = np.where(acts, transcript.max_action_tokens, transcript.max_reflection_tokens)
     penalties = config.penalties(table, limits)
-    returns, charged = table.returns, penalties  # charged: what is subtracted from each return
-    if config.value == "trial_score":
-        # All turns of a trial have one score, from which all penalties of the trial are subtracted.
-        returns = table.trial_scores()
-        charged = np.bincount(table.trial, penalties)[table.trial]
+    is_trial_score = config.value == "trial_score"
+    returns = table.trial_scores() if is_trial_score else table.returns
     if config.penalise == "return":
-        returns = returns - charged
+        # A trial has one score, from which all of its penalties are subtracted.
+        of_trial = np.bincount(table.trial, penalties)[table.trial]
+        returns = returns - (of_trial if is_trial_score else penalties)
     table = replace(table, returns=returns)
     if config.penalise != "advantage":
         table = replace(table, episode_score=table.episode_score - penalties)

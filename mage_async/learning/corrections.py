@@ -44,7 +44,7 @@ class Tokens:
     advantages: "torch.Tensor"
     """float32 [N]"""
     staleness: "torch.Tensor"
-    """int32 [N]: steps between the behaviour policy and the proximal one."""
+    """int32 [N]: version at the beginning of the step minus the version that sampled the token."""
     turns: "torch.Tensor"
     """int64 [N]: number of the token's turn, from 0 without gaps. A turn is one completion, which
     papers of a single turn call a sequence."""

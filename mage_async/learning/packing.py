@@ -69,7 +69,9 @@ class TrainingSequence:
     turn_lengths: np.ndarray
     """int64 [turns]: sampled tokens of each turn; they sum to n."""
     advantages: Tensor
-    """float32 [turns], on the learner's device."""
+    """float32 [turns], on the learner's device: the factor of the loss of each turn's tokens, an
+    advantage times a weight (see `trained_advantages`).
+    """
     alternatives: Mapping[int, int] = field(default_factory=dict)
     """The token of an alternative action, by the position of the sampled token that it replaces."""
     allowed: AllowedSets | None = None
@@ -128,7 +130,7 @@ def sequences_of(
 
 
 def training_sequences(
-    groups: Sequence[Group], config: Config, device: torch.device | str, *, version: int = 0
+    groups: Sequence[Group], config: Config, device: torch.device | str, *, version: int
 ) -> list[TrainingSequence]:
     """Make the training sequences of a batch.
 
@@ -189,9 +191,9 @@ def loss_weights(
     """Return a weight for the tokens of each turn: float64 [turns of all trials].
 
     With these weights, the mean of the loss over all trained tokens becomes a mean over trials, or
-    over turns and then trials. The loss of a token is linear in the size of its advantage, so
-    the advantage is multiplied by the weight. (Under the correction `vcpo` the loss is not linear;
-    it refuses these means.)
+    over turns and then trials. Clips depend on the sign of an advantage alone, so the loss of a
+    token is proportional to its advantage, which is multiplied by the weight. (Under the
+    correction `vcpo` the loss is not proportional; it refuses these means.)
 
     Args:
         average: "trial" is a mean over the tokens of each trial, then over trials (GRPO, arXiv
@@ -243,9 +245,10 @@ def batch_advantages(table: TurnTable, config: Config, device: torch.device | st
 
 
 def has_advantage(group: Group, config: Config) -> bool:
-    """Return whether any turn of a group has an advantage. If the trials earned the same, one may
-    still have: for an invalid action, a long completion, or the time of a reward.
+    """Return whether any turn of a group has an advantage other than 0. If the trials earned the
+    same, one may still have: for an invalid action, a long completion, or the time of a reward.
     """
+    # The group is enough: its scale does not decide whether an advantage is 0.
     return bool(batch_advantages(credited([group], config), config, "cpu").any())
 
 
@@ -534,7 +537,7 @@ class MicroBatch:
     behaviour: Tensor
     """float32 [N]: log-probs in nats under the policy that sampled the tokens."""
     staleness: Tensor
-    """int32 [N]: steps between the sampling weights and the weights under training."""
+    """int32 [N]: version at the beginning of the step minus the version that sampled the token."""
     turns: Tensor
     """int64 [N]: number of the token's turn in this micro-batch, from 0 without gaps."""
     sequences: Tensor

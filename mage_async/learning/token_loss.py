@@ -122,30 +122,10 @@ class CorrectedLoss:
                 is `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
                 http://joschu.net/blog/kl-approx.html).
         """
-        is_single_pass = self.is_single_pass
-        if is_single_pass is None:
-            # Tokens drawn from a set of allowed tokens need only the rows of these tokens in the
-            # LM head, which cost little: a single pass would save nothing.
-            is_cheap = inputs.restricted is not None or keeps_logits(inputs.hidden, inputs.head)
-            is_single_pass = self.clipped is not None and not is_cheap
-        if is_single_pass:
-            assert self.clipped is not None
-            # The loss is `-weight * min(r A, clip(r) A)`. The weight does not depend on the ratio
-            # `r`, so it is read from the correction at `r = 1`. It is never negative, so it can be
-            # multiplied into the advantage `A`.
-            anchor = getattr(tokens, self.clipped.anchor)
-            weights = self.correct(tokens.at(anchor)).weights
-            advantages = weights * tokens.advantages
-            clip = self.clipped
-            head_loss = HeadLoss(clip.clip_low, clip.clip_high, clip.dual_clip or None, self.kl)
-            loss, logprobs, entropy = linear_policy_loss(
-                inputs.hidden,
-                inputs.head,
-                inputs.targets,
-                TokenData(advantages, anchor, reference, entropy_rates),
-                head_loss,
-                1.0 / scale,
-                inputs.inverse_temperature,
+        loss = None
+        if self.clipped is not None and self._takes_single_pass(inputs):
+            loss, logprobs, entropy = self._single_pass(
+                self.clipped, inputs, tokens, entropy_rates, scale, reference
             )
         else:
             logprobs, entropy = inputs.logprobs()
@@ -153,10 +133,45 @@ class CorrectedLoss:
         reference_k3 = logprobs.new_zeros(())
         if reference is not None:
             reference_k3 = k3(reference - logprobs).sum()
-        if not is_single_pass:
+        if loss is None:
             losses = surrogate.losses - entropy_rates * entropy
             loss = scale * (losses.sum() + self.kl * reference_k3)
         return TokenLoss(loss, surrogate, entropy.detach(), reference_k3.detach())
+
+    def _takes_single_pass(self, inputs: HeadInputs) -> bool:
+        """Return `is_single_pass`, or whether a single pass saves a GEMM."""
+        if self.is_single_pass is not None:
+            return self.is_single_pass
+        # Tokens drawn from a set of allowed tokens need only the rows of these tokens in the LM
+        # head, which cost little: a single pass would save nothing.
+        return inputs.restricted is None and not keeps_logits(inputs.hidden, inputs.head)
+
+    def _single_pass(
+        self,
+        clip: Clipped,
+        inputs: HeadInputs,
+        tokens: Tokens,
+        entropy_rates: Tensor,
+        scale: float,
+        reference: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, and log-probs and entropy of each token, by one pass over the LM
+        head.
+        """
+        # The loss is `-weight * min(r A, clip(r) A)`. The weight does not depend on the ratio `r`,
+        # so it is read from the correction at `r = 1`. It is never negative, so it can be
+        # multiplied into the advantage `A`.
+        anchor = getattr(tokens, clip.anchor)
+        advantages = self.correct(tokens.at(anchor)).weights * tokens.advantages
+        return linear_policy_loss(
+            inputs.hidden,
+            inputs.head,
+            inputs.targets,
+            TokenData(advantages, anchor, reference, entropy_rates),
+            HeadLoss(clip.clip_low, clip.clip_high, clip.dual_clip or None, self.kl),
+            1.0 / scale,
+            inputs.inverse_temperature,
+        )
 
     def __str__(self) -> str:
         if self.clipped is None:
@@ -201,7 +216,8 @@ class LossTerm(Protocol):
         Args:
             prepared: result of `prepare`.
             inputs: states under the weights in training.
-            scale: 1 / (sampled tokens of an update): the weight of one token's loss.
+            scale: factor of every token's loss: 1 / (mean number of sampled tokens of the step's
+                minibatches).
         """
         ...
 

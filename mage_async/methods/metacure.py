@@ -81,8 +81,16 @@ class MetaCure(Method):
     }
 
     def check(self) -> None:
-        """Refuse a bonus without an exact filter, and roles with keys that need one policy."""
+        """Refuse a bonus without an exact filter, trials that may end before their last episode,
+        and roles with keys that need one policy.
+        """
         settings = self.settings
+        if settings.exploration_share < 1.0 and self.config.trial.stop_on_success:
+            raise ConfigError(
+                "methods.metacure.exploration_share: a trial that ends with an early success would "
+                "have no last episode, and its reward would not count in full: set "
+                "trial.stop_on_success = false, or methods.metacure.exploration_share = 1"
+            )
         if settings.information_bonus:
             self._check_bonus()
         if not settings.separate_roles:

@@ -193,11 +193,12 @@ class TrialConfig:
         return replace(self, keeps_history=False, reflects=False)
 
     def episodes_left(self, episode: int, num_actions: int, facts: Facts) -> int:
-        """Return how many more episodes a trial has turns for if each takes `facts.max_turns` of
-        them. Shorter episodes allow more, up to `num_episodes` in all. At the trial's end it is 0.
+        """Return how many episodes from number `episode` on a trial has turns for, if each takes
+        `facts.max_turns` of them. Shorter episodes allow more, up to `num_episodes` in all. At the
+        end of the trial it is 0.
 
         Args:
-            episode: number of finished episodes.
+            episode: number of the first of these episodes.
             num_actions: number of actions of the trial so far.
             facts: of the environment.
         """

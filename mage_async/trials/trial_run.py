@@ -353,9 +353,10 @@ class TrialRun:
         is_last = self._index_in_episode == self._config.max_turns
         # A request for a strategy is a user message, which the tools' answers go into.
         answers = () if self._wants_strategy() else outcome.tool_answers
+        turn = self._next_turn()
         if outcome.is_done or is_last or not self._episodes_left(self.episode):
             self._end_episode(outcome)
-        elif self._contexts.is_full_with(outcome.observation, turn := self._next_turn(), answers):
+        elif self._contexts.is_full_with(outcome.observation, turn, answers):
             if not self._compact("", outcome.observation):
                 # The observation is dropped too, because it may be what does not fit.
                 self._counts.num_cut_episodes += 1
@@ -386,7 +387,7 @@ class TrialRun:
     def _end_episode(self, outcome: Outcome) -> None:
         """End the episode, and the trial, request a reflection, or go on to the next episode."""
         self._close_play()
-        if self._episodes_left(self.episode + 1) <= 0 or self._succeeded():
+        if not self._episodes_left(self.episode + 1) or self._succeeded():
             self._transcript.close(outcome.observation)
             self.is_over = True
         elif self._config.reflects:
@@ -398,11 +399,10 @@ class TrialRun:
             self._next_episode(outcome.observation)
 
     def _episodes_left(self, episode: int) -> int:
-        """Return how many of the remaining episodes the turn budget covers, counting each at its
-        largest number of turns; see `TrialConfig.episodes_left`.
+        """Return how many episodes the trial still has turns for; see `TrialConfig.episodes_left`.
 
         Args:
-            episode: Number of finished episodes.
+            episode: number of the first of them.
         """
         num_actions = sum(turn.kind is Kind.ACT for turn in self._turns)
         return self._config.episodes_left(episode, num_actions, self._facts)

@@ -56,7 +56,7 @@ class Patient:
         run = self.run
         for _ in range(num_steps):
             groups = run.play_batch()
-            metrics = run._trainer.step(training_sequences(groups, self.config, "cpu"))
+            metrics = run._trainer.step(training_sequences(groups, self.config, "cpu", version=0))
             metrics |= batch_metrics(groups, self._environment, 1.0, self.config.trial.episodes)
             self.findings += self._doctor.step({"step": run.version, **metrics})
             if self.follows:

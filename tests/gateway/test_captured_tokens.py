@@ -72,7 +72,7 @@ def capture(policy: Policy, steps: Sequence[Step], *changes: str) -> Played:
 
 def faults_of(policy: Policy, played: Played) -> dict[str, int]:
     """What differs between a trial, what is trained on, and what the engine drew."""
-    sequences = training_sequences([Group(0, 0, (played.trial,))], policy.config, "cpu")
+    sequences = training_sequences([Group(0, 0, (played.trial,))], policy.config, "cpu", version=0)
     found = Found()
     found.check(played.trial, played.drawn, sequences, played.seen, policy.chat)
     return {name: number for name, number in found.faults().items() if number}
@@ -147,7 +147,7 @@ def test_captured_logprobs_are_the_learners_at_equal_version(policy: Policy) -> 
     steps = goes_on("go on", "go on", "two", "regex", "json", "tools", "branch", "go on")
     trial = capture(policy, steps).trial
     run = InProcessRun(policy.config, policy.folder)
-    sequences = training_sequences([Group(0, 0, (trial,))], policy.config, "cpu")
+    sequences = training_sequences([Group(0, 0, (trial,))], policy.config, "cpu", version=0)
     found = run._trainer.parity(sequences)
     assert any(segment.allowed is not None for segment in trial.segments)
     # Without a second trained token: each sampled token is in one sequence.
@@ -159,7 +159,7 @@ def test_log_probs_of_a_program_with_notes_are_the_learners(policy: Policy) -> N
     trial = capture(policy, goes_on(*["go on"] * 8), *NOTES, "trial.room=120").trial
     assert sum(turn.kind is Kind.NOTES for turn in trial.turns) > 2
     found = InProcessRun(policy.config, policy.folder)._trainer.parity(
-        training_sequences([Group(0, 0, (trial,))], policy.config, "cpu")
+        training_sequences([Group(0, 0, (trial,))], policy.config, "cpu", version=0)
     )
     assert found["equal_version_tokens"] == trial.num_sampled()
     assert found["logprob_mismatch_max"] < 1e-4

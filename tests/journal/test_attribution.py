@@ -48,7 +48,11 @@ def trained(
         training.adopt(config_file.loads(committed.config))
         assert committed.groups is not None
         trainer = training.trainer
-        trainer.step(training_sequences(committed.groups, trainer.config, trainer.model.device))
+        trainer.step(
+            training_sequences(
+                committed.groups, trainer.config, trainer.model.device, version=version
+            )
+        )
         yield version, given.pop()
 
 

@@ -184,6 +184,23 @@ def test_where_there_is_no_filter_a_bonus_is_refused(name):
         check(config_file.load(file, settings))
 
 
+def test_trials_that_may_end_before_their_last_episode_are_refused():
+    settings = ["methods.metacure.exploration_share=0", "trial.stop_on_success=true"]
+    with pytest.raises(ConfigError, match="would have no last episode"):
+        check(config_file.load(config_file.find(None), settings))
+
+
+def test_the_share_of_early_returns_is_no_share_of_their_bonuses():
+    remark = Turn(Kind.REFLECT, 0, 0, 0, 0, 1, 0.0, True, "so")
+    turns = (act(0, 0, "a", 1.0), remark, act(1, 0, "b", 5.0))
+    group = Group(0, 0, (Trial(Task("rps", "x", 1), 0, 2, (), turns),))
+    credit = credit_of(CREDITS["differential"], turn_discount=1.0, episode_discount=0.0)
+    table = build_table([group], credit, exploration_share=0.5, bonuses=[[0.25, 0.0, 4.0]])
+    plain = build_table([group], credit)
+    own = [0.5 * plain.returns[0] + 0.25, 0.5 * plain.returns[1] + 4.0, plain.returns[2] + 4.0]
+    assert table.returns.tolist() == own
+
+
 @pytest.mark.parametrize("name", ["rps", "scout", "kuhn"])
 def test_where_there_is_one_it_is_taken(name):
     settings = [f"environment.name={name}", "methods.metacure.information_bonus=0.1"]

@@ -42,7 +42,7 @@ def test_planner_and_executor_take_turns_in_one_context_and_learn_alternately(tm
     groups = run.play_batch()
     kinds = [turn.kind for turn in groups[0].trials[0].turns]
     assert kinds == [Kind.STRATEGY, Kind.ACT] * (len(kinds) // 2)
-    sequences = training_sequences(groups, config, "cpu")
+    sequences = training_sequences(groups, config, "cpu", version=0)
     planned = sum(int((each.sampled.kinds == Kind.STRATEGY).sum()) for each in sequences)
     assert planned > 0
     assert all((each.sampled.kinds != Kind.ACT).all() for each in sequences)

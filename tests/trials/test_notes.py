@@ -205,7 +205,7 @@ def test_the_tokens_of_notes_are_trained_unless_they_earn_nothing(
     ]
     trials = [finish(run, chat)[0] for run in runs]
     assert trials[0].episode_rewards() != trials[1].episode_rewards()
-    sequences = training_sequences([Group(0, 0, tuple(trials))], config, "cpu")
+    sequences = training_sequences([Group(0, 0, tuple(trials))], config, "cpu", version=0)
     trained = np.concatenate([sequence.sampled.kinds for sequence in sequences]).tolist()
     num_notes = sum(
         turn.stop - turn.start
@@ -321,7 +321,7 @@ def test_in_an_actor_as_in_one_process_log_probs_are_the_learners(tmp_path: Path
     run = InProcessRun(config, prepare(config, tmp_path))
     (group,) = run.play_batch()
     assert all(Kind.NOTES in kinds(trial) for trial in group.trials)
-    sequences = training_sequences([group], config, "cpu")
+    sequences = training_sequences([group], config, "cpu", version=0)
     found = run._trainer.parity(sequences)
     assert found["equal_version_tokens"] == sum(trial.num_sampled() for trial in group.trials)
     assert found["logprob_mismatch_max"] < 1e-4

@@ -343,7 +343,7 @@ class SacTrainer(Trainer):
             )
         # This forward of the new batch is for metrics alone: its staleness, and the difference
         # between the engine's and the learner's log-probs.
-        sequences = training_sequences(groups, config, self.model.device)
+        sequences = training_sequences(groups, config, self.model.device, version=self.version)
         batch = [self.with_proximal(each) for each in self.micro_batches(sequences)]
         set_rate(self.optimizer, learning_rate(self._learner, self.version))
         seed = f"{self.config.seed}/replay/{self.version}"

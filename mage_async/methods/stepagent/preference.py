@@ -110,7 +110,8 @@ class PreferenceLoss:
         """Return the weighted preference loss, and the counts of `ExpertPairs.loss`.
 
         Args:
-            scale: weight of one token's loss: 1 / (number of sampled tokens of an update).
+            scale: factor of every token's loss: 1 / (mean number of sampled tokens of the step's
+                minibatches).
         """
         loss, counted = prepared.loss(inputs, self.settings.beta)
         return self.settings.weight * scale * loss, counted

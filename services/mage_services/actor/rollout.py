@@ -213,8 +213,7 @@ async def play_to_end(
         # A program that is the agent calls the policy over HTTP, while `make_calls` waits for it.
         program = run if isinstance(run, AgentRun) else None
         async with workers.gateway.serving(program, engine) if program else nullcontext():
-            # `between` is not called here: a resumed trial begins between two episodes, and the
-            # actor that played the first ones has reported them.
+            # Without `between`: a resumed trial begins with episodes that the learner already has.
             await make_calls(run, workers)
             while (prompt := run.next_prompt()) is not None:
                 run.receive(await complete_in_time(prompt, engine))

@@ -229,8 +229,11 @@ class Training:
         Returns:
             The metrics `logprob_mismatch_...`, in nats.
         """
-        sequences = training_sequences(groups, self.trainer.config, self.trainer.model.device)
-        return self.trainer.parity(sequences)
+        trainer = self.trainer
+        sequences = training_sequences(
+            groups, trainer.config, trainer.model.device, version=trainer.version
+        )
+        return trainer.parity(sequences)
 
     def snapshot(self) -> "tuple[Snapshot | SharedSnapshot, dict[str, str]]":
         """Copy the current weights, to be published while the next step is trained, and compute

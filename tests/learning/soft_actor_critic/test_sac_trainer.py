@@ -76,7 +76,7 @@ def without_choices(groups):
 def test_a_batch_without_a_sampled_token_is_a_plain_error(run, config):
     groups = without_choices(run.play_batch())
     with pytest.raises(DeterministicFailure, match="none of the 4 trials of a batch has a sampled"):
-        training_sequences(groups, config, "cpu")
+        training_sequences(groups, config, "cpu", version=0)
 
 
 def test_a_first_batch_without_a_choice_is_a_plain_error(run, monkeypatch):
