@@ -12,7 +12,7 @@ take instead of the policy's: an *alternative*.
 Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -95,38 +95,57 @@ def sequences_of(
         second_role: function that says which turns the second role took; None: there is one role.
         kinds: kinds of turns that are trained on.
     """
-    parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
-    changes: list[tuple[int, ...]] = []  # for each part: the indices at which the role changes
-    order: list[int] = []  # numbers of the turns over all trials, segment by segment
-    first = 0  # number of the trial's first turn, over all trials
+    parts: list[_Part] = []
+    order: list[int] = []  # numbers of the trained turns over all trials, part by part
+    num_before = 0  # turns of the trials before
     for trial in trials:
-        # For each segment: numbers of the trained turns, and the alternatives' tokens by position.
-        trained = [list[int]() for _ in trial.segments]
-        alternatives = [dict[int, int]() for _ in trial.segments]
-        for advice in trial.alternatives:
-            if advice.place >= 0:  # -1: equal, or not comparable token by token
-                alternatives[trial.turns[advice.turn].segment][advice.place] = advice.token
-        for number, turn in enumerate(trial.turns):
-            is_sampled = trial.segments[turn.segment].is_sampled[turn.start : turn.stop]
-            if turn.kind in kinds and is_sampled.any():
-                trained[turn.segment].append(number)
-        for place, (segment, numbers) in enumerate(zip(trial.segments, trained, strict=True)):
-            if numbers:
-                turns = [trial.turns[number] for number in numbers]
-                parts.append((segment, turns, alternatives[place]))
-                of_segment = (turn for turn in trial.turns if turn.segment == place)
-                changes.append(
-                    role_changes(of_segment, trial.num_episodes, second_role) if second_role else ()
-                )
-                order += [first + number for number in numbers]
-        first += len(trial.turns)
-    index = torch.tensor(order, dtype=torch.long, device=advantages.device)
-    by_segment = advantages[index]
-    pieces = by_segment.split([len(turns) for _, turns, _ in parts])
-    return [
-        _sequence(*part, piece, own_changes)
-        for part, piece, own_changes in zip(parts, pieces, changes, strict=True)
-    ]
+        for part in _parts(trial, second_role, kinds):
+            parts.append(part)
+            order += [num_before + number for number in part.numbers]
+        num_before += len(trial.turns)
+    by_part = advantages[torch.tensor(order, dtype=torch.long, device=advantages.device)]
+    pieces = by_part.split([len(part.turns) for part in parts])
+    return [_sequence(part, piece) for part, piece in zip(parts, pieces, strict=True)]
+
+
+class _Part(NamedTuple):
+    """Hold a segment that is trained on, and what is trained on in it."""
+
+    segment: Segment
+    numbers: list[int]
+    """Numbers of the trained turns within the trial."""
+    turns: list[Turn]
+    """The trained turns."""
+    alternatives: dict[int, int]
+    """See `TrainingSequence`."""
+    changes: tuple[int, ...]
+    """The indices at which the role changes."""
+
+
+def _parts(
+    trial: Trial, second_role: SecondRole | None, kinds: Collection[Kind]
+) -> Iterator[_Part]:
+    """Yield the segments of a trial with a trained turn, in order; see `sequences_of`."""
+    for place, segment in enumerate(trial.segments):
+        turns = [turn for turn in trial.turns if turn.segment == place]
+        numbers = [
+            number
+            for number, turn in enumerate(trial.turns)
+            if turn.segment == place
+            and turn.kind in kinds
+            and segment.is_sampled[turn.start : turn.stop].any()
+        ]
+        if not numbers:
+            continue
+        alternatives = {
+            advice.place: advice.token
+            for advice in trial.alternatives
+            # -1: equal, or not comparable token by token
+            if advice.place >= 0 and trial.turns[advice.turn].segment == place
+        }
+        changes = role_changes(turns, trial.num_episodes, second_role) if second_role else ()
+        trained = [trial.turns[number] for number in numbers]
+        yield _Part(segment, numbers, trained, alternatives, changes)
 
 
 def training_sequences(
@@ -252,14 +271,9 @@ def has_advantage(group: Group, config: Config) -> bool:
     return bool(batch_advantages(credited([group], config), config, "cpu").any())
 
 
-def _sequence(
-    segment: Segment,
-    turns: Sequence[Turn],
-    alternatives: Mapping[int, int],
-    advantages: Tensor,
-    changes: tuple[int, ...],
-) -> TrainingSequence:
-    """Make the sequence of one segment, in which the role changes at `changes`."""
+def _sequence(part: _Part, advantages: Tensor) -> TrainingSequence:
+    """Make the training sequence of a part, whose trained turns have the given advantages."""
+    segment, turns = part.segment, part.turns
     places = np.flatnonzero(segment.is_sampled)
     is_of_turn = np.zeros(len(segment.tokens), bool)
     for turn in turns:
@@ -280,8 +294,8 @@ def _sequence(
         provenances=provenance,
     )
     stop = int(places[-1]) + 1
-    tokens = with_roles(segment.tokens[:stop], [place for place in changes if place < stop])
-    return TrainingSequence(tokens, places, sampled, counts, advantages, alternatives, allowed)
+    tokens = with_roles(segment.tokens[:stop], [place for place in part.changes if place < stop])
+    return TrainingSequence(tokens, places, sampled, counts, advantages, part.alternatives, allowed)
 
 
 def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
