@@ -58,7 +58,7 @@ WITH_TINY: Table = {
 }
 """Defaults with `policy.kind = "tiny"`."""
 
-ONE_SCALE: Table = {"advantage": {"scale": ["component"]}}
+ONE_SCALE: Table = {"advantage": {"scale": ["component"], "epsilon": 0.02, "epsilon_unit": "range"}}
 """Defaults for a class of the user's own, or an environment of another library, with any policy.
 
 The schema's `scale`, ["member"], divides by a deviation for each thing that a task may hide. A
@@ -68,6 +68,9 @@ most. This raises the probability of actions that are a little better in most ta
 in the others (Dr. GRPO, arXiv 2503.20783, section 3.1): in three of five runs of a class with noisy
 tests the return of the last episode fell by 0.2 to 0.6 (docs/measured_learning.md, "A class of
 one's own").
+
+The unit of such an environment's rewards is not known: with the schema's `epsilon`, which is in
+units of return, a class that pays 0.001 would have advantages of 0.02.
 """
 
 WITH_FOREIGN_ENVIRONMENT: Table = ONE_SCALE | {

@@ -87,6 +87,7 @@ BATCH_NORMALISED = ONE_SCORE | {
     "advantage.estimator": "group_mean",
     "advantage.scale": [],
     "advantage.epsilon": 1e-8,
+    "advantage.epsilon_unit": "return",
 }
 """The score minus the group's mean, over the deviation of the whole batch (REINFORCE++-baseline,
 arXiv 2501.03262). `advantage.scale = []` is the whole batch, and "none" divides by nothing."""
@@ -95,6 +96,7 @@ GRPO = ONE_SCORE | {
     "advantage.estimator": "group_mean",
     "advantage.scale": ["group"],
     "advantage.epsilon": 1e-6,
+    "advantage.epsilon_unit": "return",
     "learner.average": "trial",
 }
 """The score minus the group's mean, over the group's deviation; a loss averaged over the tokens of

@@ -153,7 +153,10 @@ class GroupMean(Advantage, tag="group_mean"):
     """The return minus the mean return of its cell (GRPO)."""
 
     epsilon: NonNegative = 0.05
-    """Added to the root mean square of `scale`, in units of return."""
+    """Added to the root mean square of `scale`, in `epsilon_unit`."""
+    epsilon_unit: Literal["return", "range"] = "return"
+    """Unit of `epsilon`: one of return, or the range of returns in the batch (in a mix, of each
+    environment). With "range" advantages are the same in whatever unit rewards are paid."""
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
         """Subtract the baseline from returns, add the anchor term, and divide by the scale.
@@ -164,7 +167,8 @@ class GroupMean(Advantage, tag="group_mean"):
         """
         from mage_kernels import minus_baseline, over_rms
 
-        returns = _on(device, table.returns)
+        unit = _ranges(table) if self.epsilon_unit == "range" and self.scale != "none" else 1.0
+        returns = _on(device, table.returns / unit)
         leaves_one_out = self.leaves_one_out
         cells = _cells(table, self.baseline, self.weight, device, has_parts=leaves_one_out)
         values = minus_baseline(returns, cells, leave_one_out=leaves_one_out)
@@ -263,6 +267,15 @@ def turn_advantages(
         table = replace(table, episode_score=table.episode_score - penalties)
     values = config.estimate(table, device)
     return values - _on(device, penalties) if config.penalise == "advantage" else values
+
+
+def _ranges(table: TurnTable) -> np.ndarray:
+    """Return the range of returns in each turn's component, or 1: float64 `[N]`."""
+    ranges = np.ones(len(table))
+    for component in np.unique(table.component):
+        own = table.component == component
+        ranges[own] = np.ptp(table.returns[own]) or 1.0
+    return ranges
 
 
 def _cells(

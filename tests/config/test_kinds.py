@@ -120,6 +120,7 @@ def test_a_pretrained_policy_on_cores_has_defaults_that_fit_two_of_them(tmp_path
     assert on_gpu == replace(Config(), policy=Pretrained(dtype="bfloat16"), learner=learner)
     own = mine(tmp_path, "", "learner.device=cuda:0", "environment.name=guess:Guess")
     assert own.advantage.scale == ["component"]
+    assert own.advantage.epsilon_unit == "range"
     adapted = mine(tmp_path, "", "learner.device=cuda:0", "policy.lora.rank=8")
     assert not adapted.learner.float32_masters
     check(adapted)

@@ -118,6 +118,17 @@ def test_epsilon_is_added_to_the_root_mean_square():
     assert scaled(table([1.0, 3.0]), ("group",), (), epsilon=1.0) == [-0.5, 0.5]
 
 
+@pytest.mark.parametrize("unit", [1e-4, 1.0, 1000.0])
+def test_advantages_of_a_class_of_ones_own_do_not_depend_on_the_unit_of_its_rewards(unit):
+    keys = ONE_SCALE["advantage"] | {"baseline": ("group",)}
+    returns, halves = np.array([0.0, 1.0, 0.25, 0.5]), np.repeat([0, 1], 4)
+    rows = table([*returns, *(unit * returns - unit)], group=halves, component=halves)
+    found = advantages(rows, **keys)
+    assert found[4:] == pytest.approx(found[:4])
+    assert found.max() > 1.0
+    assert advantages(table([unit] * 4), **keys).tolist() == [0.0] * 4
+
+
 def test_a_turn_alone_in_its_cell_gets_zero():
     rows = table([5.0, 1.0, 3.0], index=[1, 0, 0])
     assert centred(rows, PER_TURN) == [0.0, -1.0, 1.0]
