@@ -142,18 +142,17 @@ class BlackjackScript(TrialScript[BlackjackPlay]):
         return HIT if should_hit(total, play.hand.shows, play.hits) else STAND
 
     def _plan(self, play: BlackjackPlay) -> int | None:
-        """Return the best known number of hits, or one more than the largest tried number if all of
-        them lost.
+        """Return the number of hits that has won or, if none has, one more than the largest number
+        that was tried; None in the first episode.
         """
         seen = [each.seen[play.number] for each in self.plays[:-1]]
         if not seen:
             return None
         totals, dealer = max(seen, key=lambda each: len(each[0]))
         results = [result(total, dealer) for total in totals]
-        can_go_on = totals[-1] <= MOST and len(totals) <= MAX_HITS
-        if max(results) < 0 and can_go_on:
-            return len(totals)
-        return results.index(max(results))
+        # Every hand can be won. If no total has won yet, a later one does, so the next card is no
+        # bust.
+        return results.index(1) if 1 in results else len(totals)
 
 
 class Blackjack(Game[str]):
@@ -211,8 +210,8 @@ class Blackjack(Game[str]):
         others are exact.
 
         `random` hits and stands with equal probability. `without_memory` plays best while all cards
-        are unknown; `solver` does so at first, and later repeats what has won, or takes one hit
-        more than what has lost. `known` knows the deck, and wins every hand.
+        are unknown; `solver` does so in the first episode. Later it repeats the number of hits that
+        has won, or takes one hit more if none has. `known` knows the deck, and wins every hand.
         """
         hands = [hand for deck in self._splits[split] for hand in self.hands(deck)]
         unknown = sum(hand.result(best_hits(hand)) for hand in hands) / len(hands)

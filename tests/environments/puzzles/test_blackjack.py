@@ -86,6 +86,8 @@ def test_the_best_play_of_unknown_hands_is_that_of_a_person() -> None:
 def test_a_solver_that_remembers_comes_near_to_knowing_the_deck(split: Split) -> None:
     known = Blackjack().references(split, 3)
     first, *_, last = known["solver"]
+    # A hand has at most `MAX_HITS` numbers of hits that have not won, and is won after them.
+    assert Blackjack().references(split, MAX_HITS + 2)["solver"][-1] == 1.0
     assert known["random"][0] < known["without_memory"][0]
     assert first == pytest.approx(known["without_memory"][0], abs=0.1)
     assert last > 0.9
