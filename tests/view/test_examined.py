@@ -26,10 +26,14 @@ def looked_at(tmp_path, monkeypatch):
     return unpack("finished", tmp_path), shown
 
 
-def findings(run):
+def examine(run):
     build(run)
     with RunReader(run) as reader:
-        return [each.name for each in examined(reader, _records(reader, config_of(run)))]
+        return examined(reader, _records(reader, config_of(run)))
+
+
+def findings(run):
+    return [each.name for each in examine(run)[0]]
 
 
 def append(run, **changes):
@@ -46,6 +50,39 @@ def test_a_step_is_examined_once_and_what_was_found_stays(looked_at):
     append(run, loss=0.1)
     assert "not_finite" in findings(run)
     assert shown == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_step_that_is_indexed_while_a_page_is_made_is_examined(looked_at, monkeypatch):
+    run, shown = looked_at
+    findings(run)
+    append(run)
+
+    def stale(self):
+        return 4
+
+    monkeypatch.setattr(RunReader, "last_step", stale)
+    append(run)
+    findings(run)
+    assert shown == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_a_page_shows_does_not_change_while_another_page_is_made(looked_at):
+    run, _ = looked_at
+    append(run, trained_groups=[["kind", "task", 3, 7]])
+    before = examine(run)[1]
+    append(run, trained_groups=[["kind", "task", 3, 2]])
+    assert examine(run)[1].whole().trained == 9
+    assert before.whole().trained == 7
+
+
+@pytest.mark.parametrize("num_steps", [120, 121])
+def test_the_page_says_whether_steps_are_left_out(looked_at, num_steps):
+    run, _ = looked_at
+    for _ in range(4, num_steps):
+        append(run)
+    build(run)
+    page = overview(PageRequest("/token/", {"run": run}, "run", {}, {}, None))
+    assert ("evenly spaced steps are shown" in page) == (num_steps > 120)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -215,11 +215,11 @@ class RunReader:
         every = max(1, -(-(high - low + 1) // at_most))
         return self._records("steps", range(high, low - 1, -every))
 
-    def newest_metrics(self, at_most: int) -> list[Record]:
-        """Return the metrics of the newest steps, oldest first."""
-        rows = "SELECT record FROM steps ORDER BY number DESC LIMIT ?"
-        found = [_record(self.run.metrics, row[0]) for row in self._index.execute(rows, (at_most,))]
-        return found[::-1]
+    def newest_metrics(self, at_most: int, after: int) -> list[Record]:
+        """Return the metrics of the newest steps with a number above `after`, oldest first."""
+        rows = "SELECT record FROM steps WHERE number > ? ORDER BY number DESC LIMIT ?"
+        found = self._index.execute(rows, (after, at_most))
+        return [_record(self.run.metrics, row[0]) for row in found][::-1]
 
     def step(self, number: int) -> Record:
         """Return the metrics of one step; empty if there are none."""

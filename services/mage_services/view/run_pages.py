@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,8 +55,7 @@ def overview(request: PageRequest) -> Markup:
         records = _records(reader, config)
         # The index of a run that was not opened before has to be built first.
         step = max(reader.last_step(), last_line(run.metrics).get("step", 0))
-        findings = examined(reader, records)
-        selection = selection_of(run)
+        findings, selection = examined(reader, records)
         groups = reader.untrained_groups(MAX_GROUPS)
         listed = reader.trials_of([group.number for group in groups])
     steps = [line["step"] for line in records.metrics] or [1]
@@ -87,7 +87,7 @@ def overview(request: PageRequest) -> Markup:
             for caption, chart in curves.learning_curves(records)
         ],
         episode_names=report.episode_names(config.most_episodes),
-        is_sampled=len(steps) >= MAX_POINTS,
+        is_sampled=steps[-1] - steps[0] >= len(steps),  # some numbers of steps are left out
         rows=group_rows(groups, listed, listed, TrialFilter()),
         time_bars=time_bars(_seconds_by_state(run, records)),
         staleness=curves.staleness(
@@ -305,26 +305,19 @@ its doctor.
 """
 
 
-def examined(reader: RunReader, records: RunRecords) -> list[Finding]:
-    """Return all findings of a run so far, after examining its new steps and evaluations."""
+def examined(reader: RunReader, records: RunRecords) -> tuple[list[Finding], Selection]:
+    """Examine the new steps and evaluations of a run, and return all findings so far, and the
+    groups, trained or dropped, of the examined steps.
+    """
     with _lock:
         known = _examination(reader, records)
-        new = reader.last_step() - known.doctor.last_step
-        for record in reader.newest_metrics(min(new, MAX_EXAMINED)):
+        for record in reader.newest_metrics(MAX_EXAMINED, after=known.doctor.last_step):
             known.doctor.step(record)
         if len(records.curve) != known.num_evaluations:
             known.num_evaluations = len(records.curve)
             known.doctor.conclude(records)
-        return list(known.doctor.findings)
-
-
-def selection_of(run: RunDirectory) -> Selection:
-    """Return the groups, trained or dropped, of the steps that `examined` has looked at.
-
-    Call it after `examined`.
-    """
-    with _lock:
-        return _examinations[run.root].doctor.selection
+        # Copies, because another page may go on with the examination while this one is made.
+        return list(known.doctor.findings), deepcopy(known.doctor.selection)
 
 
 def _examination(reader: RunReader, records: RunRecords) -> _Examination:
