@@ -26,12 +26,12 @@ def pattern_fault(pattern: str) -> str:
     where = f"the legal_pattern {pattern!r:.100}"
     try:
         shortest, longest = lengths(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         return f"{where} cannot be read: {error}"
     if longest > MAX_CHARACTERS:
         return (
-            f"{where} never ends: an action may have more than {MAX_CHARACTERS:,} characters. "
-            "Bound its repetitions, such as {1,8} instead of +"
+            f"{where} matches actions of more than {MAX_CHARACTERS:,} characters. Bound its "
+            "repetitions, such as {1,8} instead of +"
         )
     if not shortest:
         return f"{where} matches an empty action. Let it have at least one character"
@@ -75,6 +75,8 @@ def lengths(pattern: str) -> tuple[int, int]:
 
     Raises:
         re.error: it is no regular expression.
+        OverflowError: a number in it is too large.
+        RecursionError: its groups are nested too deeply.
     """
     shortest, longest = re._parser.parse(pattern).getwidth()
     return int(shortest), int(longest)

@@ -222,7 +222,7 @@ def _compiled(pattern: str, chat: ChatFormat, closing: str, opening: str) -> tup
 
     Raises:
         EnvironmentFault: the pattern cannot be read, matches nothing that this tokenizer can write,
-            or never ends.
+            or matches too long actions.
     """
     if fault := pattern_fault(pattern):
         raise EnvironmentFault(fault)

@@ -247,7 +247,7 @@ def test_a_pattern_that_cannot_be_used_is_refused_before_anything_is_reported(
     assert "declared:" not in said.out
     assert " against " not in said.err
     assert "episode 1: reset(): the legal_pattern '(iron|salt|wax) [1-5]+ (st" in said.err
-    assert "never ends" in said.err
+    assert "matches actions of more than 1,000 characters" in said.err
 
 
 TOOLS = """

@@ -261,7 +261,7 @@ LEGAL = "    def legal_actions(self):\n        return "
             "re.IGNORECASE): write its flags into the text, such as (?i)",
         ),
         ("    legal_pattern = b'ab'", "expression or None, got b'ab': give it as a text"),
-        ("    legal_pattern = 'a+'", "episode 1: reset(): the legal_pattern 'a+' never ends"),
+        ("    legal_pattern = 'a+'", "episode 1: reset(): the legal_pattern 'a+' matches actions"),
         ("    legal_pattern = 'a?'", "reset(): the legal_pattern 'a?' matches an empty action"),
         ("    legal_pattern = '(?=a)ab'", "the legal_pattern '(?=a)ab' cannot be read: "),
         (

@@ -101,8 +101,10 @@ def test_a_text_that_can_only_go_on_in_one_way_is_forced(chat) -> None:
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("a+", r"never ends: .* such as \{1,8\} instead of \+"),
-        ("[0-9]*", "never ends"),
+        ("a+", r"matches actions of more than 1,000 .* such as \{1,8\} instead of \+"),
+        ("[0-9]*", "matches actions of more than 1,000 characters"),
+        ("a{99999999999}", "cannot be read: the repetition number is too large"),
+        (9999 * "(" + 9999 * ")", "cannot be read: maximum recursion depth"),
         ("(", "cannot be read"),
         (r"(a)\1", "cannot be read"),
         ("a?", "matches an empty action"),
