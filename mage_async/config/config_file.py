@@ -3,7 +3,7 @@
 A file contains the keys that it changes; all others have the schema's defaults. It may begin with
 `base = "other.toml"`, a path relative to its own folder: its keys then replace those of the base,
 section by section. A base cannot have a base itself. A run records, compares and digests the
-resolved configuration, in which no base is left. `Assignments` parses what `--set a.b=c` says, and
+resolved configuration, in which no base is left. `AssignedTree` parses what `--set a.b=c` says, and
 sets it in the content of the file.
 
 Below, a *tree* is a file's content as nested dictionaries, and a *hint* the declared type of a key.
@@ -52,12 +52,12 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
     Raises:
         ConfigError: a key or value is wrong; the error begins with the file or the assignment.
     """
-    return _parsed(Assignments(_resolved(path), assignments, method), str(path))
+    return _parsed(AssignedTree(_resolved(path), str(path), assignments, method))
 
 
 def note_on_preset(path: Path, assignments: Sequence[str], method: str | None) -> str:
     """Return a sentence that says that a method's preset replaces the file's discount, or ""."""
-    return Assignments(_resolved(path), assignments, method).note
+    return AssignedTree(_resolved(path), str(path), assignments, method).note
 
 
 def load_recorded(
@@ -76,8 +76,8 @@ def load_recorded(
     Raises:
         ConfigError: as `load`; or a newer version recorded it.
     """
-    assigned = Assignments(_read(path), assignments, method)
-    return _parsed(assigned, str(path), is_recorded=True, imports=imports)
+    assigned = AssignedTree(_read(path), str(path), assignments, method)
+    return _parsed(assigned, is_recorded=True, imports=imports)
 
 
 def loads(text: str, *, imports: bool = True) -> Config:
@@ -86,8 +86,8 @@ def loads(text: str, *, imports: bool = True) -> Config:
     Raises:
         ConfigError: as `load_recorded`.
     """
-    tree = _tree(text.encode(), "configuration")
-    return _parsed(Assignments(tree), "configuration", is_recorded=True, imports=imports)
+    tree = AssignedTree(_tree(text.encode(), "configuration"), "configuration")
+    return _parsed(tree, is_recorded=True, imports=imports)
 
 
 def dump(config: Config) -> str:
@@ -107,7 +107,7 @@ def find(name: str | None) -> Path:
     if name is None:
         return folder / "quickstart.toml"
     for candidate in (Path(name), folder / name, folder / f"{name}.toml"):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # `Path.is_file` raises an error if the name is too long
             return candidate
     raise ConfigError(f"no configuration file {name!r}; shipped ones: {', '.join(shipped())}")
 
@@ -170,17 +170,30 @@ def _convert(table: Table, section: Any, path: str) -> Any:
         raise msgspec.ValidationError(f"{what} - at `{full}`") from None
 
 
-class Assignments:
-    """A configuration's tree: a file's keys, changed by a preset and then by assignments `a.b=c`.
+class AssignedTree:
+    """Hold the tree of a file, over which a preset's keys and then assignments `a.b=c` are written.
 
     It remembers the assignments, so that an error can name the one that caused it (`culprit`). An
     error about a preset's key names the file.
+
+    Args:
+        tree: The file's content, which is changed.
+        where: The file, for errors.
+        assignments: Texts such as `a.b=c`.
+        method: Name of a preset.
+
+    Raises:
+        ConfigError: a text is no assignment, or a key is written below a value that is no table.
     """
 
     def __init__(
-        self, tree: Table, assignments: Sequence[str] = (), method: str | None = None
+        self,
+        tree: Table,
+        where: str,
+        assignments: Sequence[str] = (),
+        method: str | None = None,
     ) -> None:
-        self.tree, file_discount = tree, _stated(tree, DISCOUNT)
+        self.tree, self._where, file_discount = tree, where, _stated(tree, DISCOUNT)
         self.note = ""
         """Sentence that says that the preset replaces the discount which the file states, or ""."""
         texts = [text.partition("=") for text in assignments]
@@ -207,6 +220,12 @@ class Assignments:
         for text in assignments:
             self._assign(text)
 
+    def error(self, key: str, sentence: str) -> ConfigError:
+        """Return the error that a sentence about `key` makes; it begins with `culprit` or, if no
+        assignment may have caused it, with the file.
+        """
+        return ConfigError(f"{self.culprit(key) or self._where}: {sentence}")
+
     def culprit(self, key: str) -> str:
         """Return the newest assignment that may have caused an error about `key`, or "".
 
@@ -231,10 +250,11 @@ class Assignments:
         if key == "policy.source" and "policy.kind" not in self._texts:
             self._set("policy.kind", "pretrained")  # the only kind with a source
         if key == "environment.name" and not self._has_preset_steps:
-            stated, learner = self.tree.get("environment"), self.tree.get("learner")
-            is_other = not isinstance(stated, dict) or stated.get("name") != toml_value(value)
+            own, learner = _stated(self.tree, key), self.tree.get("learner")
+            is_other = toml_value(value) != (own or Config().environment.name)
             if is_other and isinstance(learner, dict) and not self._has_assigned("learner.steps"):
-                # The file's number of steps was chosen for its own environment.
+                # The file's number of steps was chosen for its own environment, which is the
+                # schema's if the file states none.
                 learner.pop("steps", None)
         self._texts.pop(key, None)
         self._texts[key] = text
@@ -293,7 +313,7 @@ class Assignments:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 path = joined(names[: depth + 1])
-                raise ConfigError(f"{self.culprit(path) or path}: `{path}` is a value, not a table")
+                raise self.error(path, f"`{path}` is a value, not a table")
         return table, hint
 
 
@@ -322,36 +342,31 @@ def toml_text(value: Any) -> str:
     return tomli_w.dumps({"_": value}, multiline_strings=False).removeprefix("_ = ").strip()
 
 
-def _parsed(
-    assigned: Assignments, where: str, *, is_recorded: bool = False, imports: bool = True
-) -> Config:
+def _parsed(assigned: AssignedTree, *, is_recorded: bool = False, imports: bool = True) -> Config:
     """Complete and check a tree, and convert it into a `Config`.
 
     Raises:
-        ConfigError: a key or value is wrong; the error begins with the assignment that caused it
-            or, if none did, with `where`.
+        ConfigError: a key or value is wrong; see `AssignedTree.error`.
     """
     tree = assigned.tree
     # NaN, an infinite number, an integer beyond 64 bits, or a date.
     if (fault := unwritable_value(tree)) is None:
         tree = completed(tree, is_recorded=is_recorded)
         try:
-            tree["methods"] = _method_tables(assigned, tree, where, is_recorded=is_recorded)
+            tree["methods"] = _method_tables(assigned, tree, is_recorded=is_recorded)
             return without_idle_warm_start(from_tables(tree, imports=imports))
         except msgspec.ValidationError as error:
             fault = explain(str(error), tree)
-    culprit = assigned.culprit(fault.key)
-    if is_recorded and fault.is_unknown and not culprit:
-        raise ConfigError(
-            f"{where}: a newer version of mage_async wrote it: this one has no such "
-            f"`{fault.key}`; use the version that wrote it"
+    if is_recorded and fault.is_unknown and not assigned.culprit(fault.key):
+        raise assigned.error(
+            fault.key,
+            f"a newer version of mage_async wrote it: this one has no such `{fault.key}`; use the "
+            "version that wrote it",
         )
-    raise ConfigError(f"{culprit or where}: {fault.sentence}")
+    raise assigned.error(fault.key, fault.sentence)
 
 
-def _method_tables(
-    assigned: Assignments, tree: Table, where: str, *, is_recorded: bool
-) -> dict[str, Any]:
+def _method_tables(assigned: AssignedTree, tree: Table, *, is_recorded: bool) -> dict[str, Any]:
     """Return the tables of all methods that are not "none", completed with the keys' defaults.
 
     A value that is no table is returned as it is, and the schema refuses it later.
@@ -373,8 +388,7 @@ def _method_tables(
             try:
                 settings = method_class(name).Settings
             except ConfigError as error:
-                culprit = assigned.culprit(joined(["methods", name]))
-                raise ConfigError(f"{culprit or where}: {error}") from error
+                raise assigned.error(joined(["methods", name]), str(error)) from error
             found[name] = msgspec.to_builtins(_convert(table, settings, f'$.methods."{name}"'))
     return found
 
@@ -392,7 +406,7 @@ def _resolved(path: Path) -> Table:
     if not isinstance(name, str):
         raise ConfigError(f"{path}: `base` must be the path of a file, got {name!r}")
     file = path.parent / name
-    if not os.path.isfile(file):  # `Path.is_file` raises an error if the name is too long
+    if not os.path.isfile(file):
         raise ConfigError(f"{path}: its base {name!r} is not there: {file}")
     below = _read(file)
     if "base" in below:
@@ -429,7 +443,8 @@ def flat_config(config: Config) -> dict[str, Any]:
     while pending:
         prefix, tree = pending.pop(0)
         for key, value in tree.items():
-            if isinstance(value, dict):
+            # A method of one's own may have no keys; its empty table says that it is turned on.
+            if isinstance(value, dict) and (value or prefix != "methods."):
                 pending.append((f"{prefix}{key}.", value))
             else:
                 flat[f"{prefix}{key}"] = "none" if value is None else value

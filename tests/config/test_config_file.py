@@ -169,6 +169,8 @@ def test_an_unknown_file_is_answered_with_the_shipped_ones() -> None:
         ConfigError, match=r"no configuration file 'quikstart'; shipped ones: .*quickstart"
     ):
         config_file.find("quikstart")
+    with pytest.raises(ConfigError, match=r"no configuration file 'aaa"):
+        config_file.find(256 * "a")
 
 
 def test_too_few_contexts_for_a_group_are_refused() -> None:

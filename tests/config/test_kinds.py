@@ -137,8 +137,9 @@ def test_a_processor_that_has_bfloat16_multiplies_in_it_but_for_weights_that_are
     assert quickstart().policy.dtype == "float32"
 
 
-def test_the_steps_of_a_file_are_those_of_its_own_environment() -> None:
+def test_the_steps_of_a_file_are_those_of_its_own_environment(tmp_path: Path) -> None:
     assert quickstart("environment.name=rps").learner.steps == 60
+    assert mine(tmp_path, "[learner]\nsteps = 7\n", "environment.name=rps").learner.steps == 7
     assert quickstart("environment.name=boxes").learner.steps == 200
     assert quickstart("learner.steps=7", "environment.name=boxes").learner.steps == 7
 
@@ -236,6 +237,12 @@ def test_what_is_wrong_is_said_of_the_assignment(setting: str, said: str, tmp_pa
     with pytest.raises(ConfigError) as caught:
         mine(tmp_path, 'seed = 1\n[policy]\nkind = "tiny"\n', setting, later)
     assert str(caught.value).startswith(f"--set {setting}: {said}")
+
+
+def test_a_value_where_a_preset_writes_a_table_is_said_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("learner = 3\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: `learner` is a value, not a table$"):
+        config_file.load(tmp_path / "mine.toml", (), "lamer_paper")
 
 
 def test_a_wrong_method_of_a_file_is_said_of_the_file(tmp_path: Path) -> None:

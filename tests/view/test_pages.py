@@ -3,6 +3,7 @@
 import re
 from urllib.parse import parse_qsl
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -106,6 +107,8 @@ def test_differences_name_keys_and_both_values():
     other = config_file.load(config_file.find(None), ["seed=7", "learner.steps=9"])
     assert differences(one, other) == [("seed", "0", "7"), ("learner.steps", "60", "9")]
     assert differences(one, one) == []
+    without_keys = msgspec.structs.replace(one, methods={"mine:Method": {}})
+    assert differences(one, without_keys) == [("methods.mine:Method", "–", "{}")]
 
 
 @pytest.mark.parametrize(
