@@ -5,6 +5,7 @@ and a ragged fourth. 2600: eleven, so that some of the eight parts of the vocabu
 and some none. 96: one and a half steps of the inner loop.
 """
 
+import weakref
 from typing import Any
 
 import pytest
@@ -145,6 +146,27 @@ def test_keeping_logits_changes_no_bit_of_the_forward(device: str) -> None:
     arguments = random_head(150, 520, 64, device=device)
     recomputed, kept = linear_logprob(*arguments), linear_logprob(*arguments, keep_bytes=KEEP_ALL)
     assert all(torch.equal(a, b) for a, b in zip(recomputed, kept, strict=True))
+
+
+def test_the_backward_frees_the_logits_that_were_kept(
+    triton_kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mage_kernels.fused.head_autograd import KeptLogits
+
+    empty, kept = KeptLogits.empty, []
+
+    def noted(*sizes: Any) -> KeptLogits:
+        made = empty(*sizes)
+        kept.append(weakref.ref(made.values))
+        return made
+
+    monkeypatch.setattr(KeptLogits, "empty", noted)
+    arguments = random_head(150, 520, 64, device=triton_kernels)
+    hidden = arguments.hidden.requires_grad_()
+    logprob, _ = linear_logprob(hidden, *arguments[1:], keep_bytes=KEEP_ALL)
+    assert [each() is None for each in kept] == [False]
+    logprob.sum().backward()
+    assert [each() is None for each in kept] == [True]
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,18 @@ class FusedLogprob(torch.autograd.Function):
         scales = by_row(inverse_temperature, hidden)
         num_kept = num_kept_rows(keep_bytes, len(hidden), len(head), hidden.itemsize)
         keeps = num_kept and any(ctx.needs_input_grad)
-        ctx.kept = KeptLogits.empty(num_kept, len(head), hidden) if keeps else None
+        kept = KeptLogits.empty(num_kept, len(head), hidden) if keeps else None
         results: Iterable[Tensor]
         if len(hidden):
-            results = forward_rows(hidden, head, tokens, scales, ctx.kept)
+            results = forward_rows(hidden, head, tokens, scales, kept)
         else:
             results = (torch.empty_like(scales) for _ in range(3))
         logprob, entropy, normaliser = results
-        ctx.save_for_backward(hidden, head, tokens, scales, logprob, entropy, normaliser)
+        # Saved tensors are freed by the backward, attributes of `ctx` only with the whole graph.
+        kept_tensors = (kept.values, kept.tile_max) if kept else ()
+        ctx.save_for_backward(
+            *(hidden, head, tokens, scales, logprob, entropy, normaliser), *kept_tensors
+        )
         ctx.set_materialize_grads(False)  # a result that nobody uses has the gradient None, not 0
         return logprob, entropy
 
@@ -101,7 +105,7 @@ class FusedLogprob(torch.autograd.Function):
         """Return the gradients of hidden states and LM head, from rows with a gradient alone."""
         if d_logprob is None and d_entropy is None:
             return (None,) * 5  # one for each argument of `forward`
-        hidden, head, tokens, scales, logprob, entropy, normaliser = ctx.saved_tensors
+        hidden, head, tokens, scales, logprob, entropy, normaliser, *kept = ctx.saved_tensors
         coefficients = Coefficients.of(logprob, entropy, normaliser, scales, d_logprob, d_entropy)
         active = rows_with_gradient(d_logprob, d_entropy)  # None: all rows
         rows = slice(None) if active is None else active
@@ -110,7 +114,7 @@ class FusedLogprob(torch.autograd.Function):
             head,
             tokens[rows],
             coefficients.rows(rows),
-            ctx.kept,
+            KeptLogits(*kept) if kept else None,
             torch.arange(len(hidden), device=hidden.device)[rows],
             is_frozen=not ctx.needs_input_grad[1],
         )
