@@ -99,19 +99,21 @@ class AgentProgram(Callee):
         if self.is_async("reset"):
             return self._perform_async(request, given)
         try:
-            return _answered(request, self.run(*given))
+            reward: Any = self.run(*given)
         except Exception:  # the border to foreign code; raised again
-            return self._zero_if_full(request)
+            reward = self._zero_if_full()
+        return _answered(request, reward)
 
     async def _perform_async(self, request: Request, given: tuple[Any, ...]) -> Answered:
         """Run a program whose `run` is a coroutine function."""
         try:
-            reward: Any = self.run(*given)
-            return _answered(request, await reward)
+            running: Any = self.run(*given)
+            reward = await running
         except Exception:  # the border to foreign code; raised again
-            return self._zero_if_full(request)
+            reward = self._zero_if_full()
+        return _answered(request, reward)
 
-    def _zero_if_full(self, request: Request) -> Answered:
+    def _zero_if_full(self) -> float:
         """Return a reward of 0 if a call was refused for its length; else raise again the exception
         that is being handled.
         """
@@ -119,7 +121,7 @@ class AgentProgram(Callee):
         # other exception is a fault of the program.
         if not self.session.full:
             raise
-        return _answered(request, 0.0)
+        return 0.0
 
 
 def _answered(request: Request, value: Any) -> Answered:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 import urllib.request
 from typing import Any
@@ -191,3 +192,11 @@ def test_a_conversation_that_outgrows_the_context_earns_nothing_and_is_kept(
     assert trial.episode_rewards() == [0.0, 0.0]
     assert trial.num_cut_episodes == 2
     assert len(trial.turns) > 4
+
+    async def wrong(self: Any, *task: Any) -> float:
+        with pytest.raises(ValueError, match="context_length_exceeded"):
+            await run(self, *task)
+        return math.nan
+
+    (fault,) = played(tasks_of(wrong), chat, engine, "trial.memory=none")
+    assert "must return a finite reward, got nan" in str(fault), "a fault of the program"
