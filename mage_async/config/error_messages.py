@@ -62,7 +62,7 @@ SYNONYMS = {
     **dict.fromkeys(("kl_coef", "beta"), "learner.kl"),
     **dict.fromkeys(("entropy_coef", "ent_coef"), "learner.entropy"),
     **dict.fromkeys(("max_grad_norm", "clip_grad"), "learner.grad_clip"),
-    **dict.fromkeys(("num_steps", "max_steps", "iterations", "epochs"), "learner.steps"),
+    **dict.fromkeys(("num_steps", "max_steps", "iterations"), "learner.steps"),
     **dict.fromkeys(("model", "model_path"), "policy.source"),
     **dict.fromkeys(("max_length", "max_seq_len", "context_length"), "engine.max_tokens"),
     **dict.fromkeys(("max_new_tokens", "max_completion_length"), "transcript.max_action_tokens"),

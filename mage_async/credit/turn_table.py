@@ -79,8 +79,8 @@ class TurnTable:
         return cells
 
     def trial_scores(self) -> np.ndarray:
-        """Return for each turn the score of its trial, the undiscounted sum of what the trial's
-        turns are paid: float64 `[N]`.
+        """Return for each turn the score of its trial, the sum of `episode_score` over the trial's
+        episodes: float64 `[N]`.
         """
         # Every act of an episode has the episode's score, so one act of each episode is summed.
         acts = np.flatnonzero(self.kind == Kind.ACT)

@@ -487,10 +487,12 @@ def check_names(name: str, members: Iterable[str]) -> None:
         ConfigError: one is empty, too long, or has half a character.
     """
     for each in members:
-        # Lone surrogates, which UTF-8 cannot encode, are half a character.
-        if not 1 <= len(each) <= MAX_NAME_CHARS or has_lone_surrogate(each):
+        # UTF-8 cannot encode a lone surrogate.
+        is_halved = has_lone_surrogate(each)
+        if is_halved or not 1 <= len(each) <= MAX_NAME_CHARS:
+            has = "half a one (a lone surrogate)" if is_halved else len(each)
             raise ConfigError(
                 f"{name}: a task's name has 1 to {MAX_NAME_CHARS} characters of Unicode, and "
-                f"{each[:60]!r} has {len(each)}: let `members(split)` list short texts, or objects "
+                f"{each[:60]!r} has {has}: let `members(split)` list short texts, or objects "
                 "whose `__str__` returns one"
             )

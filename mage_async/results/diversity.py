@@ -45,7 +45,8 @@ def diversity(plays: Sequence[Sequence[Trial]]) -> Diversity:
     All episodes that were not played count as the same trajectory.
 
     Args:
-        plays: `plays[task][repeat]`; all trials have the same number of episodes.
+        plays: `plays[task][repeat]`, at least one task; all tasks have the same number of plays,
+            and all trials the same number of episodes.
     """
     repeats, num_episodes = len(plays[0]), plays[0][0].num_episodes
     counts = [

@@ -644,14 +644,14 @@ def test_two_tasks_with_one_text_or_a_task_without_text_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("task", "num_chars"), [("", 0), ("x" * 201, 201), ("half a character \ud83d", 18)]
+    ("task", "has"), [("", "0"), ("x" * 201, "201"), ("\ud83d", r"half a one \(a lone surrogate\)")]
 )
 def test_a_task_whose_name_fits_into_no_message_is_refused(
-    write: Callable[..., Config], task: str, num_chars: int
+    write: Callable[..., Config], task: str, has: str
 ) -> None:
     tasks = f"['a', {task!r}] if split == 'train' else [5, 6]"
     own_tasks = f"    def members(self, split):\n        return {tasks}\n"
-    with pytest.raises(ConfigError, match=f"1 to 200 characters of Unicode, .* has {num_chars}: "):
+    with pytest.raises(ConfigError, match=f"1 to 200 characters of Unicode, .* has {has}: "):
         check(write(own(own_tasks)))
 
 

@@ -496,7 +496,8 @@ _Need = tuple[int, int]
 def mine_chances(
     size: int, num_mines: int, shown: Mapping[int, int], struck: int = 0
 ) -> dict[int, float]:
-    """Return the probability of a mine at each closed cell, with all layouts equally likely.
+    """Return the probability of a mine at each closed cell that is not in `struck`, with all
+    layouts equally likely.
 
     Args:
         size: Number of cells in a row.

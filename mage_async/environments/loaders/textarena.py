@@ -50,7 +50,10 @@ _JUDGED = ("Debate", "TwentyQuestions", "GuessWho", "ScenarioPlanning")
 
 
 class Episode:
-    """Play one game; every call of the simulator uses the game's own random state."""
+    """Play one game; every call of the simulator uses the game's own random state.
+
+    An object is reset once.
+    """
 
     identity: str
     legal_actions: tuple[str, ...] | None
