@@ -6,7 +6,7 @@ The pages are `configuration`, of the keys in the schema, and `metrics`, of the 
 from collections.abc import Sequence
 
 from bench.lib.options import option_parser
-from mage_async.config.configuration_page import Key, sections
+from mage_async.config.configuration_page import KeyDescription, sections
 from mage_async.methods.catalogue import METHODS, method_class
 from mage_async.methods.catalogue import metrics as metrics_of_methods
 from mage_async.results.metrics import IN, METRICS
@@ -64,7 +64,7 @@ def configuration() -> str:
     for each in sections():
         lines += [f"## `{each.title()}`" if each.path else "## Above all sections", ""]
         lines += [each.sentence, ""]
-        by_kinds: dict[tuple[str, ...], list[Key]] = {(): []}
+        by_kinds: dict[tuple[str, ...], list[KeyDescription]] = {(): []}
         for key in each.keys:
             by_kinds.setdefault(key.kinds, []).append(key)
         for kinds, keys in by_kinds.items():
@@ -76,7 +76,7 @@ def configuration() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _key_table(keys: Sequence[Key]) -> list[str]:
+def _key_table(keys: Sequence[KeyDescription]) -> list[str]:
     """Return the lines of a table of keys, with an empty line after it."""
     lines = ["| key | default | type | meaning |", "|---|---|---|---|"]
     for key in keys:

@@ -1,15 +1,18 @@
 """Choose how many groups all actors together play at once, so that few tokens become too old.
 
-How many of them one actor may play is its quota, which the actor computes and `ledger.py` enforces.
+Each actor has a quota, the number of groups that it may play; the actor computes it, and
+`ledger.py` enforces it.
 
 The more groups are played concurrently, the longer each takes, and the staler its first tokens are
 when it is trained; in meta-RL those belong to the episode that explores. `Concurrency` measures how
 long groups and steps take, and admits the largest number of groups for which the predicted share of
 tokens older than `max_staleness` stays within a target.
 
-Under a policy that bounds the staleness of every group, no token becomes too old. There the trainer
-waits for the groups that would, and a smaller predicted share means less waiting. (In a simulation
-of `slots` with a bound of 2 steps, a target of 0.002 gives 97 % of the ideal throughput.)
+Under a policy that bounds the staleness of every group, no token becomes too old. Such a policy
+makes the trainer wait for groups instead, and a smaller predicted share means less waiting. The
+target, `admission.over_age_target`, is 1 by default, which is no bound; in
+`bench/system/staleness_simulated.py`, `slots` with a bound of 2 steps and a target of 0.002 reaches
+97 % of the ideal throughput.
 """
 
 from collections import deque
@@ -19,8 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TOKEN_TIMES = (np.arange(16) + 0.5) / 16
-"""Times at which the prediction looks at a token of a group, from 0, its grant, to 1, its
-completion: float64 [16], the centres of 16 equal intervals."""
+"""Times before the completion of a group at which the prediction looks at a token, as fractions of
+the group's duration: float64 [16], the centres of 16 equal intervals."""
 
 
 def over_age_share(
@@ -38,28 +41,30 @@ def over_age_share(
 
     Args:
         durations_s: Seconds from grant to completion, one per group.
+        step_s: Seconds from one step to the next.
+        max_staleness: Largest staleness of a token that is not too old, in steps.
     """
     durations = np.asarray(durations_s, float)[:, None]
-    is_over = np.clip(durations * TOKEN_TIMES / step_s - max_staleness + 1, 0.0, 1.0)
-    return float((is_over * durations).sum() / (durations.sum() * len(TOKEN_TIMES)))
+    chance_over = np.clip(durations * TOKEN_TIMES / step_s - max_staleness + 1, 0.0, 1.0)
+    return float((chance_over * durations).sum() / (durations.sum() * len(TOKEN_TIMES)))
 
 
 @dataclass(slots=True)
 class Concurrency:
     """Measure groups and steps, and set `limit`, the number of groups to play at once.
 
-    `limit` is `most` until `warm` groups were measured, and always if the target is 1 or
-    `max_staleness` is 0: then a batch is played whole before it is trained, and fewer groups at a
-    time would only make it later.
+    `limit` is `max_groups` until `min_groups` groups were measured, and always if the target is 1
+    or `max_staleness` is 0: then a batch is played whole before it is trained, and fewer groups at
+    a time would only make it later.
     """
 
-    most: int
+    max_groups: int
     """Largest value of `limit`."""
     groups_per_step: int
     max_staleness: int
     target: float
     """Largest share of tokens that may be too old, in 0..1."""
-    warm: int = 32
+    min_groups: int = 32
     """Number of groups to measure before `limit` is computed."""
     limit: int = field(init=False)
     """Largest number of groups that may be incomplete at a time."""
@@ -71,20 +76,20 @@ class Concurrency:
     """Seconds for which each step kept the trainer busy."""
 
     def __post_init__(self) -> None:
-        self.limit = self.most
+        self.limit = self.max_groups
 
-    def completed(self, duration_s: float, num_concurrent: float) -> None:
+    def record_group(self, duration_s: float, num_concurrent: float) -> None:
         """Record a complete group: its duration, and the mean number of concurrent groups."""
         self._alone_s.append(duration_s / num_concurrent)
 
-    def trained(self, step_s: float) -> None:
+    def record_step(self, step_s: float) -> None:
         """Record the seconds for which a step kept the trainer busy, and compute `limit` again."""
         self._steps_s.append(step_s)
-        if self.target < 1.0 and self.max_staleness and len(self._alone_s) >= self.warm:
+        if self.target < 1.0 and self.max_staleness and len(self._alone_s) >= self.min_groups:
             self.limit = self.most_groups(self._alone_s, self.expected_step_s())
 
     def most_groups(self, alone_s: Sequence[float] | np.ndarray, step_s: float) -> int:
-        """Return the largest number of concurrent groups, 1 to `most`, within the target.
+        """Return the largest number of concurrent groups, 1 to `max_groups`, within the target.
 
         A busy engine divides its tokens per second among the groups, so durations grow in
         proportion to their number. On an idle engine they do not; then the number, which is
@@ -95,7 +100,7 @@ class Concurrency:
                 the mean number of concurrent groups, itself included.
         """
         alone = np.asarray(alone_s, float)
-        low, high = 1, self.most  # binary search: the share grows with the number
+        low, high = 1, self.max_groups  # binary search: the share grows with the number
         while low < high:
             middle = (low + high + 1) // 2
             share = over_age_share(alone * middle, step_s=step_s, max_staleness=self.max_staleness)

@@ -1,10 +1,10 @@
 """Read and write configuration files: TOML in, `Config` out, and errors that say what to write.
 
 A file contains the keys that it changes; all others have the schema's defaults. It may begin with
-`base = "other.toml"`, a path relative to its own folder: its keys then replace those of the base,
-section by section. A base cannot have a base itself. A run records, compares and digests the
-resolved configuration, in which no base is left. `AssignedTree` parses what `--set a.b=c` says, and
-sets it in the content of the file.
+`base = "other.toml"`, a path relative to its own folder: the keys of the file then replace those of
+the base, section by section. A base cannot have a base itself. A run records, compares and
+fingerprints the resolved configuration, in which no base is left. `AssignedTree` parses what
+`--set a.b=c` says, and sets it in the content of the file.
 
 Below, a *tree* is a file's content as nested dictionaries, and a *hint* the declared type of a key.
 """
@@ -32,8 +32,8 @@ from mage_async.config.section import Section, Variant
 from mage_async.config.tables import (
     NONE,
     Table,
+    expanded,
     hints_of,
-    in_full,
     joined,
     kind_key,
     may_be_absent,
@@ -46,8 +46,12 @@ from mage_async.methods.catalogue import METHODS, method_class
 
 
 def load(path: Path, assignments: Sequence[str] = (), method: str | None = None) -> Config:
-    """Read a file and its base, write a method's keys and then `a.b=c` assignments over them, and
-    check every key and value.
+    """Read a file and its base, change keys, and check every key and value.
+
+    Args:
+        path: The file.
+        assignments: Texts `a.b=c`, written over the keys of the file and the preset.
+        method: A preset, such as "metacure"; its keys replace those of the file.
 
     Raises:
         ConfigError: a key or value is wrong; the error begins with the file or the assignment.
@@ -126,13 +130,13 @@ def _shipped_folder() -> Path:
 
 
 def as_tables(config: Config) -> Table:
-    """Return a configuration as plain data, for a message to another process."""
+    """Return a configuration as nested dictionaries, for a message to another process."""
     tree: Table = msgspec.to_builtins(config)
     return tree
 
 
 def from_tables(tree: Table, *, imports: bool = True) -> Config:
-    """Convert plain data, in which every table states its kind, into a `Config`.
+    """Convert nested dictionaries, in which every table states its kind, into a `Config`.
 
     Args:
         imports: whether to import a user's own components; if not, structs that accept any value of
@@ -193,11 +197,13 @@ class AssignedTree:
         assignments: Sequence[str] = (),
         method: str | None = None,
     ) -> None:
-        self.tree, self._where, file_discount = tree, where, _stated(tree, DISCOUNT)
+        self.tree, self._where = tree, where
+        """Content of the file with the changes, as nested dictionaries; and the file."""
+        file_discount = _stated(tree, DISCOUNT)
         self.note = ""
         """Sentence that says that the preset replaces the discount which the file states, or ""."""
         texts = [text.partition("=") for text in assignments]
-        # A value may be written as a TOML string, such as environment.name="rps".
+        # A value may be written as a TOML string, such as environment.name="rps", or 'rps'.
         given = {key.strip(): value.strip(" \"'") for key, _, value in texts}
         keys: Mapping[str, Any] = {}
         if method:
@@ -271,7 +277,7 @@ class AssignedTree:
         table, hint = self._table_at(names)
         section = table_class(hint, table)
         inside = hints_of(section).get(leaf) if section else None
-        if isinstance(value, str) and isinstance(in_full(value, inside), dict):
+        if isinstance(value, str) and isinstance(expanded(value, inside), dict):
             # `learner.correction=tis` is short for `learner.correction.kind=tis`.
             self._set(f"{key}.{kind_key(inside)}", value)
         elif leaf == kind_key(hint):
@@ -289,7 +295,7 @@ class AssignedTree:
                     del table[name]
             table[leaf] = value
         else:
-            table[leaf] = in_full(value, inside)
+            table[leaf] = expanded(value, inside)
 
     def _has_assigned(self, key: str) -> bool:
         """Return whether `--set` has assigned a key, or a key of the table at this path."""
@@ -325,7 +331,9 @@ def _stated(tree: Table, key: str) -> Any:
 
 
 def toml_value(text: str) -> Any:
-    """Parse a TOML value. Text that is none is returned as it is: `engine.kind=embedded` works."""
+    """Parse a TOML value. Return text that is no TOML value unchanged, so that
+    `engine.kind=embedded` needs no quotes.
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -349,7 +357,7 @@ def _parsed(assigned: AssignedTree, *, is_recorded: bool = False, imports: bool 
         ConfigError: a key or value is wrong; see `AssignedTree.error`.
     """
     tree = assigned.tree
-    # NaN, an infinite number, an integer beyond 64 bits, or a date.
+    # `unwritable_value` finds NaN, an infinite number, an integer beyond 64 bits, or a date.
     if (fault := unwritable_value(tree)) is None:
         tree = completed(tree, is_recorded=is_recorded)
         try:

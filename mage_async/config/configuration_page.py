@@ -49,14 +49,14 @@ OTHER_DEFAULTS: Mapping[str, Table] = {
     "CPU": ON_CORES,
     "GPU": merged(ON_GPU, MASTERS, Config),
 }
-"""Defaults that replace those of the schema, by the words that stand before them."""
+"""Defaults that replace those of the schema, by the label printed before each, such as "CPU"."""
 WIDTH = 100
 """Columns of a line that `as_lines` writes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """Description of one key of a table."""
+class KeyDescription:
+    """Describe one key of a table: its type, default and meaning in words."""
 
     name: str
     type_in_words: str
@@ -70,21 +70,21 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """Description of one table of the configuration, with those of its own keys."""
+class TableDescription:
+    """Describe one table of the configuration, and its own keys."""
 
     path: str
     """Path such as `learner.correction`; "" for keys above all sections."""
     sentence: str
     """What the table is for: the docstring of its class."""
-    keys: list[Key]
+    keys: list[KeyDescription]
 
     def title(self) -> str:
-        """Return the heading of the table in a file."""
+        """Return the heading of the table, or "above all sections", which no file has."""
         return f"[{self.path}]" if self.path else "above all sections"
 
 
-def sections(prefix: str = "") -> list[Described]:
+def sections(prefix: str = "") -> list[TableDescription]:
     """Describe all tables of the configuration, or the tables at and below a path, or one key.
 
     Args:
@@ -103,7 +103,7 @@ def sections(prefix: str = "") -> list[Described]:
             presence_note = " Absent by default; it is a method."
             every += _described(f"methods.{name}", {"": settings}, {}, presence_note)
     # Both end with a dot, so that `learn` does not match `learner`.
-    found = [each for each in every if f"{each.path}.".startswith(f"{prefix}.") or not prefix]
+    found = [each for each in every if not prefix or f"{each.path}.".startswith(f"{prefix}.")]
     if not found:
         path, _, name = prefix.rpartition(".")
         of_name = {each.path: [key for key in each.keys if key.name == name] for each in every}
@@ -119,14 +119,17 @@ def sections(prefix: str = "") -> list[Described]:
     return found
 
 
-def key_names(found: Sequence[Described]) -> list[str]:
+def key_names(found: Sequence[TableDescription]) -> list[str]:
     """Return all keys of some tables as `--set` takes them, each once."""
     names = (f"{each.path}.{key.name}".strip(".") for each in found for key in each.keys)
     return list(dict.fromkeys(names))
 
 
-def as_lines(found: Sequence[Described]) -> list[str]:
-    """Format tables for a terminal."""
+def as_lines(found: Sequence[TableDescription]) -> list[str]:
+    """Format tables as lines of at most `WIDTH` columns, without line ends.
+
+    A default is not cut, however long it is.
+    """
     lines: list[str] = []
     for each in found:
         lines += ["", each.title(), *_indented(each.sentence, 2)]
@@ -138,7 +141,7 @@ def as_lines(found: Sequence[Described]) -> list[str]:
     return lines[1:]  # without the empty line before the first table
 
 
-def _only_with(key: Key) -> str:
+def _only_with(key: KeyDescription) -> str:
     return f" Only with {', '.join(key.kinds)}." if key.kinds else ""
 
 
@@ -151,22 +154,22 @@ def _described(
     variants: Mapping[str, type[Section]],
     others: Mapping[str, Table],
     presence_note: str = "",
-    kind_key_row: Sequence[Key] = (),
+    kind_description: Sequence[KeyDescription] = (),
     purpose: str = "",
-) -> Iterator[Described]:
+) -> Iterator[TableDescription]:
     """Describe a table, then the tables in it.
 
     Args:
         variants: class of the table by its kind, such as "tiny" and "pretrained"; a table without
             kinds has one class, by the name "".
-        others: other defaults of the table, by the words that stand before them.
+        others: defaults that replace those of the schema, by the label printed before each.
         presence_note: sentence that says whether the table is there by default, or "".
-        kind_key_row: description of the key that states the kind, which is listed first.
+        kind_description: description of the key that states the kind, which is listed first.
         purpose: what the table around it says of the table; "" takes the docstring of its class.
     """
     # The kinds that have a key. Where two kinds give one key other defaults or meanings, the two
     # descriptions differ, and each is listed with its own kinds.
-    owners: dict[Key, list[str]] = {}
+    owners: dict[KeyDescription, list[str]] = {}
     for name, variant in variants.items():
         for key in _keys(variant, others):
             owners.setdefault(key, []).append(name)
@@ -177,7 +180,9 @@ def _described(
     # The closest class that all kinds inherit describes the table, and has the tables inside it.
     first, *more = variants.values()
     shared = next(each for each in first.__mro__ if all(issubclass(kind, each) for kind in more))
-    yield Described(path, (purpose or _doc(shared)) + presence_note, [*kind_key_row, *keys])
+    yield TableDescription(
+        path, (purpose or _doc(shared)) + presence_note, [*kind_description, *keys]
+    )
     defaults, sentences = shared(), _sentences(shared)
     for name, hint in hints_of(shared).items():
         full, choices = f"{path}.{name}".strip("."), kinds(hint)
@@ -189,12 +194,14 @@ def _described(
             meaning = " ".join(f'"{kind}": {_doc(variant)}' for kind, variant in choices.items())
             kind = json.dumps(default.kind if default else NONE)
             kind += _in_brackets(kind_key(hint), others_inside)
-            row_inside = [Key(kind_key(hint), "one of the following", kind, meaning)]
+            description_inside = [
+                KeyDescription(kind_key(hint), "one of the following", kind, meaning)
+            ]
             yield from _described(
                 full,
                 choices,
                 others_inside,
-                kind_key_row=row_inside,
+                kind_description=description_inside,
                 purpose=sentences.get(name, ""),
             )
         elif inside is not None:
@@ -204,14 +211,14 @@ def _described(
             yield from _described(full, {"": inside}, others_inside, note_inside)
 
 
-def _keys(section: type[Section], others: Mapping[str, Table]) -> Iterator[Key]:
+def _keys(section: type[Section], others: Mapping[str, Table]) -> Iterator[KeyDescription]:
     """Describe a table's own keys, without the tables inside."""
     sentences, defaults = _sentences(section), section()
     for name, hint in hints_of(section).items():
         if table_class(hint) is None:
             default = json.dumps(msgspec.to_builtins(getattr(defaults, name)))
             default += _in_brackets(name, others)
-            yield Key(name, in_words(hint), default, sentences[name])
+            yield KeyDescription(name, in_words(hint), default, sentences[name])
 
 
 def _in_brackets(name: str, others: Mapping[str, Table]) -> str:
@@ -230,7 +237,8 @@ def _sentences(section: type[Section]) -> dict[str, str]:
     """Return the docstring of each key, also of keys that the class inherits."""
     found: dict[str, str] = {}
     for each in reversed(section.__mro__):
-        # A class that `defstruct` made (`_TrackerTables`) has no source.
+        # A class that `defstruct` made (`_TrackerTables`) has no source. No other class of sections
+        # may begin with an underscore.
         if not issubclass(each, Section) or each.__name__.startswith("_"):
             continue
         # Python keeps no docstrings of fields: they are read from the source.
@@ -256,9 +264,15 @@ def _classes(file: str) -> dict[str, ast.ClassDef]:
     return found
 
 
-PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "table"}
+TYPE_WORDS = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    dict: "table",
+}
 """Words for a type."""
-BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+BOUND_WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 """Words for a bound, by its field of `msgspec.Meta`."""
 
 
@@ -275,14 +289,14 @@ def in_words(hint: Any) -> str:
     if origin is list:
         return f"list of: {in_words(parts[0])}"
     if origin is dict:
-        return PLAIN[dict]
+        return TYPE_WORDS[dict]
     if parts:
         return " or ".join(in_words(part) for part in parts if part is not NoneType)
-    return PLAIN[hint]
+    return TYPE_WORDS[hint]
 
 
 def _bounds(meta: Meta) -> str:
     if meta.pattern:
         return f"matching `{meta.pattern}`"
-    said = ((word, getattr(meta, name)) for name, word in BOUNDS.items())
+    said = ((word, getattr(meta, name)) for name, word in BOUND_WORDS.items())
     return ", ".join(f"{word} {value:g}" for word, value in said if value is not None)

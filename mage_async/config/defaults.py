@@ -16,9 +16,9 @@ from mage_async.config.section import Section
 from mage_async.config.tables import (
     NONE,
     Table,
+    expanded,
     fields_of,
     hints_of,
-    in_full,
     kind_key,
     kinds,
     may_be_absent,
@@ -291,7 +291,7 @@ def spelled_out(tree: Table) -> Table:
     """
     for table, key, hint in tables(Config, tree):
         if key in table:
-            table[key] = in_full(table[key], hint)
+            table[key] = expanded(table[key], hint)
     return tree
 
 

@@ -116,7 +116,7 @@ def _is(part: Any, kind: type[Section]) -> bool:
     return isinstance(part, type) and issubclass(part, kind)
 
 
-def in_full(value: Any, hint: Any) -> Any:
+def expanded(value: Any, hint: Any) -> Any:
     """Expand the short forms of a table: a kind alone, and `true` for an optional table."""
     if value is True and may_be_absent(hint):
         return {}

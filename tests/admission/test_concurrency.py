@@ -50,27 +50,27 @@ def test_the_prediction_is_what_a_rule_without_a_bound_per_group_shows(in_play):
 
 
 def test_nothing_is_decided_before_enough_is_known():
-    pace = Concurrency(32, 16, 2, target=0.02, warm=3)
-    pace.trained(1.0)
-    pace.completed(100.0, 32)
+    pace = Concurrency(32, 16, 2, target=0.02, min_groups=3)
+    pace.record_step(1.0)
+    pace.record_group(100.0, 32)
     assert pace.limit == 32
-    pace.completed(100.0, 32)
-    pace.completed(100.0, 32)
-    pace.trained(1.0)
+    pace.record_group(100.0, 32)
+    pace.record_group(100.0, 32)
+    pace.record_step(1.0)
     assert pace.limit < 32
 
 
 def test_batches_that_are_played_whole_before_they_are_trained_are_not_slowed_down():
-    pace = Concurrency(32, 16, 0, target=0.02, warm=1)
-    pace.completed(8.0, 8)
-    pace.trained(0.1)
+    pace = Concurrency(32, 16, 0, target=0.02, min_groups=1)
+    pace.record_group(8.0, 8)
+    pace.record_step(0.1)
     assert pace.limit == 32
 
 
 def test_a_slow_engine_makes_steps_longer_not_groups_staler():
-    pace = Concurrency(32, 16, 2, target=0.02, warm=1)
-    pace.completed(8.0, 8)  # a second each, if they were alone: 16 of them take 16 s
-    pace.trained(0.1)
+    pace = Concurrency(32, 16, 2, target=0.02, min_groups=1)
+    pace.record_group(8.0, 8)  # a second each, if they were alone: 16 of them take 16 s
+    pace.record_step(0.1)
     assert pace.expected_step_s() == 16.0
     assert pace.limit > 8
 

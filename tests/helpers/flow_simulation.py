@@ -115,7 +115,7 @@ class _Simulation:
                 self._publish(ledger, pace, now)
             elif grant in self.in_flight:
                 ledger.receive(_result(grant))
-                pace.completed(*ledger.playing_time(grant, now))
+                pace.record_group(*ledger.playing_time(grant, now))
         return ledger, pace
 
     def _grant(self, ledger: Ledger, now: float) -> None:
@@ -137,7 +137,7 @@ class _Simulation:
         for grant in dropped:
             self.lives[grant].cut = min(now, self.lives[grant].end)
             self.in_flight.discard(grant)
-        pace.trained(1.0)
+        pace.record_step(1.0)
         ledger.max_concurrent_groups = pace.limit
 
 

@@ -76,7 +76,7 @@ def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
 def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
     async def main(site: Site) -> None:
         site.coordinator.concurrency = Concurrency(
-            4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, warm=2
+            4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, min_groups=2
         )
         site.coordinator.open(publication(0))
         actor = await site.connect()

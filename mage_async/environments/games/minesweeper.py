@@ -3,9 +3,10 @@
 Rules: the agent opens one cell a turn. A cell without a mine shows how many of its neighbours have
 one; a mine ends the episode. The places of the mines are hidden. They, and the opening that starts
 an episode, are the same in all episodes, so all that an episode has shown, even a lost one, helps
-to win a later one. With `opening = "own"` the agent opens the first cell itself, and the mines lie
-elsewhere; the same first cell has the same mines in all episodes. Cells are numbers, row by row
-from 0; a set of cells is an integer (`game.py`).
+to win a later one. With `opening = "own"` the agent opens the first cell itself. The mines
+then keep away from this cell and its neighbours, and depend on it: after the same first cell they
+are the same in all episodes. Cells are numbers, row by row from 0; a set of cells is an integer
+(`game.py`).
 """
 
 import itertools
@@ -48,6 +49,7 @@ class Rewards:
     cascade: float = 2.0
     """Reward for opening more than one cell."""
     single: float = 0.5
+    """Reward for opening one cell."""
     mine: float = -0.1
     invalid: float = -1.0
 
@@ -141,7 +143,7 @@ class MineSweeperPlay(SoloPlay):
         opening: Cell that is open at the beginning; None: the agent opens the first one.
         turns: Largest number of turns.
         view: Content of observations.
-        chance: Record of the draws.
+        chance: Record of the draws: that of the opening, if it is shared.
         wins_only: Whether winning pays 1 and nothing else does.
     """
 
@@ -362,13 +364,15 @@ class MineSweeper(Game[int]):
         super().__init__(facts, hold_out(variants), noun="board")
 
     def family(self, member: str) -> str:
-        """Return the difficulty: the smallest number of cells to open by hand, if the first cell
-        does not change it.
+        """Return `clicks-N`, the smallest number of cells to open by hand; with `opening = "own"`,
+        where the first cell decides it, `own`.
         """
         return f"clicks-{self.board(member).num_clicks()}" if self._opening == "shared" else "own"
 
     def board(self, member: str, first: int = 0) -> Board:
-        """Return the board of a task variant after a first cell."""
+        """Return the board of a task variant; `first`, the first cell that is opened, matters with
+        `opening = "own"` alone.
+        """
         variant = self.variant(member)
         if self._opening == "own":
             order = laid_in_order(self._size, variant)
@@ -515,7 +519,7 @@ def mine_chances(
         if around[cell] & unknown
     ]
     groups = _cell_groups(unknown, needs)
-    counts = _Counts(groups, needs, num_mines - struck.bit_count())
+    counts = _LayoutCounts(groups, needs, num_mines - struck.bit_count())
     return {
         cell: mean / group.bit_count()
         for group, mean in zip(groups, counts.means(), strict=True)
@@ -535,7 +539,7 @@ def _cell_groups(unknown: int, needs: Sequence[_Need]) -> list[int]:
     return [groups[indices] for indices in sorted(groups, key=lambda each: (not each, each))]
 
 
-class _Counts:
+class _LayoutCounts:
     """Count, by backtracking, the layouts that agree with all numbers, and the mines of each group
     in them.
     """
@@ -565,8 +569,8 @@ class _Counts:
         return [each / self._ways for each in self._sums]
 
     def _place(self, number: int, left: int, ways: int) -> None:
-        """Place mines in group `number` and all later ones; `ways` is the number of layouts of the
-        earlier groups.
+        """Place mines in group `number` and all later ones; `ways` is the number of layouts of
+        mines in the earlier groups.
         """
         if number == len(self._sizes):
             if left == 0:

@@ -290,7 +290,7 @@ class Coordinator:
     def limit_concurrency(self, step_s: float) -> None:
         """Set how many groups may be incomplete; the last step kept the trainer busy `step_s`."""
         if self.concurrency is not None:
-            self.concurrency.trained(step_s)
+            self.concurrency.record_step(step_s)
             self.ledger.max_concurrent_groups = self.concurrency.limit
 
     def unused(self, versions: Collection[int]) -> list[int]:
@@ -601,7 +601,7 @@ class Coordinator:
         if (known := self.peers.get(peer)) is not None:
             self._actors[grant] = known.hello.name
         if self.concurrency is not None:
-            self.concurrency.completed(*self.ledger.playing_time(grant, self.clock()))
+            self.concurrency.record_group(*self.ledger.playing_time(grant, self.clock()))
         most = self.config.admission.replaced_groups
         if self.ledger.drop_if_no_variance(grant, most, self.has_advantage):
             self.journal.append(Dropped(grant=grant, reason=NO_VARIANCE))
