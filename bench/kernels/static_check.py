@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mage_kernels.advantage import EPSILON, ROUNDING
-from mage_kernels.dispatch import HEADS
+from mage_kernels.dispatch import HEAD_CAPABILITIES
 from mage_kernels.fused import group_advantage, head_kernels
 from mage_kernels.surrogate import MAX_LOG_RATIO
 
@@ -147,7 +147,7 @@ def compiled_resources(specimen: Specimen, architecture: int) -> Resources:
 def specimens(architecture: int = 90) -> Iterator[Specimen]:
     """Yield every kernel that `dispatch` chooses on an architecture, in every form that a run
     uses."""
-    if divmod(architecture, 10) in HEADS:
+    if divmod(architecture, 10) in HEAD_CAPABILITIES:
         yield from _gemms()
         yield from _rows()
         yield from _losses()

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-HEADS = {(9, 0), (10, 0)}
+HEAD_CAPABILITIES = {(9, 0), (10, 0)}
 """Compute capabilities that the LM head's kernels are compiled and checked for."""
-ADVANTAGES = HEADS | {(8, 0), (8, 9)}
+ADVANTAGE_CAPABILITIES = HEAD_CAPABILITIES | {(8, 0), (8, 9)}
 """Compute capabilities that the kernels of advantages are compiled and checked for."""
 INSTALL = 'pip install "triton>=3.6,<3.8"'
 """Command that installs Triton, for messages."""
@@ -40,6 +40,8 @@ def choose_backend(
     wanted: str, *, capability: tuple[int, int] | None, has_triton: bool, device: str = "the GPU"
 ) -> Backend:
     """Choose between the Triton kernels and plain PyTorch.
+
+    The environment variable `TRITON_INTERPRET` is read too, which the interpreter itself reads.
 
     Args:
         wanted: Value of `MAGE_KERNELS`: "auto", "torch" or "triton".
@@ -68,21 +70,21 @@ def choose_backend(
     if capability is None:
         return Backend(torch_only, "plain PyTorch: no CUDA device")
     version = ".".join(map(str, capability))
-    if capability not in ADVANTAGES:
+    if capability not in ADVANTAGE_CAPABILITIES:
         return Backend(
             torch_only,
-            f"plain PyTorch: the Triton kernels are for compute capability {_listed(ADVANTAGES)}, "
-            f"{device} has {version}",
+            "plain PyTorch: the Triton kernels are for compute capability "
+            f"{_listed(ADVANTAGE_CAPABILITIES)}, {device} has {version}",
         )
     if not has_triton:
         return Backend(torch_only, f"plain PyTorch: Triton is not installed ({INSTALL})")
     fused = frozenset({"cuda"})
-    if capability in HEADS:
+    if capability in HEAD_CAPABILITIES:
         return Backend(fused, f"Triton for CUDA tensors on {device}")
     return Backend(
         fused,
         f"Triton for advantages on {device}; plain PyTorch for the head, whose Triton kernels are "
-        f"for compute capability {_listed(HEADS)}, not {version}",
+        f"for compute capability {_listed(HEAD_CAPABILITIES)}, not {version}",
         has_heads=False,
     )
 

@@ -1,10 +1,10 @@
 """Launch the Triton kernels of the LM head from autograd functions, for Hopper and Blackwell.
 
 `FusedLogprob` computes the gradient of all logits once, in 16 bits, by chunks of columns: a chunk
-gives its slice of dW by one GEMM over all rows, and dX is accumulated in fp32. Rows whose logits
-the forward has kept need no second GEMM for their logits. `FusedPolicyLoss` computes a loss and its
-gradients in a single pass over chunks of rows. There are no atomics and no locks, so two runs give
-the same bits.
+gives its slice of dW by one GEMM over all rows, and dX is accumulated in fp32. The backward
+recomputes logits by a GEMM, except those of rows that the forward has kept. `FusedPolicyLoss`
+computes a loss and its gradients in a single pass over chunks of rows. There are no atomics and no
+locks, so two runs give the same bits.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient or of a chunk, `C` columns
 of a chunk. dX is the gradient of the hidden states, dW that of the LM head.
@@ -47,7 +47,11 @@ def forward_rows(
     inverse_temperature: Tensor,
     kept: KeptLogits | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute log-prob, entropy and log2 of the normaliser, `[T]` each; fill `kept`, if given."""
+    """Compute log-prob, entropy and log2 of the softmax's normaliser, fp32 `[T]` each.
+
+    Args:
+        kept: Filled, if given, with the logits of the first `len(kept.values)` rows.
+    """
     num_kept = 0 if kept is None else len(kept.values)
     partials = [
         logit_partials(hidden[rows], head, inverse_temperature[rows], target)
@@ -77,8 +81,8 @@ class FusedLogprob(torch.autograd.Function):
         inverse_temperature: float | Tensor,
         keep_bytes: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-prob and entropy of each token, `[T]` each, and keep logits up to
-        `keep_bytes`.
+        """Return log-prob and entropy of each token, fp32 `[T]` each, and keep the logits of as
+        many rows as fit into `keep_bytes` for the backward.
         """
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         scales = by_row(inverse_temperature, hidden)
@@ -145,8 +149,9 @@ def backward_rows(
         return torch.empty_like(hidden, dtype=torch.float32), d_head
     num_kept = 0
     # The forward kept its first rows, and `source_rows` ascend, so the first `num_kept` rows here
-    # are kept ones. `int` waits for the device.
+    # are kept ones.
     if kept is not None:
+        # `int` waits for the device.
         num_kept = int(torch.searchsorted(source_rows, len(kept.values)))
     kept_rows, recomputed_rows = slice(num_kept), slice(num_kept, None)
     d_head = None if is_frozen else torch.empty_like(head)
@@ -251,5 +256,5 @@ class FusedPolicyLoss(SinglePassLoss):
                 d_head = torch.zeros_like(head) if d_head is None else d_head.to(head.dtype)
             ctx.save_for_backward(d_hidden, d_head)
         ctx.mark_non_differentiable(logprob, entropy)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # those of log-prob and entropy are None, not 0
         return (total * inverse_normaliser).squeeze(0), logprob, entropy

@@ -81,11 +81,11 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
     return sum(mine == theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def looks_heldout(looks: str) -> bool:
-    """Return whether a generated variant belongs to the held-out quarter of all possible ones, by a
-    text that is equal for equal variants.
+def is_heldout_text(text: str) -> bool:
+    """Return whether a generated variant is held out. A quarter of all possible ones is, chosen by
+    the hash of a text that is equal for equal variants.
     """
-    return zlib.crc32(looks.encode()) % HELDOUT_EVERY == 0
+    return zlib.crc32(text.encode()) % HELDOUT_EVERY == 0
 
 
 class SoloPlay(ABC):
@@ -121,6 +121,7 @@ class TrialScript(Generic[P]):
     """Play one trial by a script that can look at all episodes so far; base class."""
 
     source: random.Random
+    """Random source of the script."""
     plays: list[P] = field(default_factory=list, init=False)
     """Episodes so far; the last one is in progress."""
 
@@ -218,7 +219,12 @@ class Game(Environment, Generic[V]):
     def measured(
         self, split: Split, num_episodes: int, **players: Callable[[random.Random], Script]
     ) -> dict[str, tuple[float, ...]]:
-        """Measure the returns of scripted players, by the player's name, per unit and episode."""
+        """Return the mean returns of scripted players by name: a value for each episode, divided by
+        `Facts.units`.
+
+        Args:
+            players: Called with a random source, each returns the script of one trial.
+        """
         return {
             name: scripted_returns(self, split, num_episodes, player, self.num_reference_trials)
             for name, player in players.items()
@@ -226,7 +232,7 @@ class Game(Environment, Generic[V]):
 
 
 Cell = tuple[int, int]
-"""Row and column, from 0."""
+"""Row and column, from 0. Below, `cells_of` and `set_of` number cells instead, row by row."""
 DIRECTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 """For each direction, the numbers that a step adds to row and column."""
 ROWS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "tau", "zeta", "kappa")

@@ -40,8 +40,8 @@ The {what} is the same in all episodes."""
 TURN_LADDER = range(10, 1, -1)
 """Numbers of guesses of an episode, easiest first.
 
-An easier rung must not show the held-out codes of a harder one. So a ladder changes only what keeps
-the split of the codes, the number of guesses, or makes codes longer, so that all of them are new.
+A rung must not show codes that a harder rung holds out. So a ladder may change the number of
+guesses, which leaves the split as it is, or make codes longer, which makes all of them new.
 """
 LETTERS = frozenset(ascii_lowercase)
 
@@ -110,7 +110,7 @@ class GuessingPlay(SoloPlay):
         return "|".join(self._puzzle.text(guess) if guess else "" for guess, _ in self.answers)
 
     def actions(self) -> Sequence[str]:
-        """Return all codes."""
+        """Return all codes, as `AnyLetters` where other letters are legal too."""
         kind = AnyLetters if self._puzzle.takes_any else tuple
         return kind(self._actions)
 

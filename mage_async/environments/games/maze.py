@@ -24,8 +24,8 @@ from mage_async.environments.games.game import (
     TrialScript,
     cell_text,
     facts_of,
+    is_heldout_text,
     ladders_of,
-    looks_heldout,
     step,
 )
 from mage_async.environments.options import check_flag, check_whole
@@ -262,7 +262,7 @@ class MazeGame(Game[str]):
                 maze = maze_of(seed, self._size, self._loops)
             # Sorted, because equal mazes may have been dug in another order.
             exits = sorted((cell, sorted(ways)) for cell, ways in maze.exits.items())
-            if looks_heldout(f"{exits}/{maze.start}/{maze.goal}") == is_heldout:
+            if is_heldout_text(f"{exits}/{maze.start}/{maze.goal}") == is_heldout:
                 return maze
         split = "held-out" if is_heldout else "training"
         raise ConfigError(

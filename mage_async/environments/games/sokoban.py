@@ -21,8 +21,8 @@ from mage_async.environments.games.game import (
     TrialScript,
     cells_of,
     facts_of,
+    is_heldout_text,
     ladders_of,
-    looks_heldout,
     set_of,
 )
 from mage_async.environments.options import check_whole
@@ -342,7 +342,7 @@ class Sokoban(Game[str]):
             targets = set_of(source.sample(cells, self._num_boxes))
             room = _scramble(source, size, floor, targets, self._lengths)
             # How a room looks decides its split, so that no room is in both.
-            if room is not None and is_heldout == looks_heldout(
+            if room is not None and is_heldout == is_heldout_text(
                 f"{room.floor}/{room.targets}/{room.start}"
             ):
                 return room

@@ -45,7 +45,7 @@ from mage_async.trajectory import Task
 View = Literal["board", "news"]
 
 CELLS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SEATS = ("first", "second")
+SEAT_WORDS = ("first", "second")
 MINE, THEIRS = "mine", "theirs"
 MAX_TURNS = 8
 """Largest number of turns of a side, invalid ones included."""
@@ -64,13 +64,15 @@ _VIEWS = {
     "board": "You see the nine cells: mine, theirs, or the name of a free cell.",
     "news": "You see who moves first, the cells that the opponent takes, and how the game ends.",
 }
-_WORDS = {"board": (MINE, THEIRS), "news": SEATS}
+_WORDS = {"board": (MINE, THEIRS), "news": SEAT_WORDS}
 """Words of observations in addition to the cells and the result, by view."""
 
 
 class TicTacToeDuel(EngineDuel):
     """Play one game between two policies. The anchor, which is equal for equal states, is the
     board: nine words, row by row; each is `mine`, `theirs` or the name of a free cell.
+
+    `is_scripted` says whether a script plays the opponent; see `EngineDuel`.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class TicTacToeDuel(EngineDuel):
         self.boards = list(CELLS), list(CELLS)
         """Words of the nine cells, for each side."""
         if view == "news":
-            self._show(AGENT, SEATS[seat])
-            self._show(OPPONENT, SEATS[1 - seat])
+            self._show(AGENT, SEAT_WORDS[seat])
+            self._show(OPPONENT, SEAT_WORDS[1 - seat])
         self._show_state(AGENT if seat == 0 else OPPONENT)
 
     def anchor(self, side: Side) -> str:
@@ -255,7 +257,7 @@ class TicTacToe(Game[str]):
         return _RULES.format(view=_VIEWS[self._view])
 
     def laid_out(self, observation: str) -> str:
-        """Return the board with one row a line."""
+        """Return the board with one row a line; news, which have fewer words, stay as they are."""
         return in_rows(observation, 3, INVALID)
 
     def begin(self, task: Task, episode: int) -> TicTacToePlay:
@@ -283,7 +285,9 @@ class TicTacToe(Game[str]):
         return len(taken_lightly(one) & taken_lightly(other))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return exact values per episode, as far as known; see the function `references`."""
+        """Return exact values, equal in all episodes: `minimax`, and, if no opponent of the split
+        searches, `random` and `best_response`, the best play against a known opponent.
+        """
         values = references(self.members(split))
         return {name: (each,) * num_episodes for name, each in values.items()}
 
@@ -404,7 +408,7 @@ def _best_cells(state: Any) -> list[int]:
 
 
 _SOLVED: dict[str, float] = {}
-"""Value of each board that was solved, by its text."""
+"""Value of each board that was solved, by its text: at most 5,478."""
 
 
 def _solve(state: Any) -> float:
@@ -425,7 +429,6 @@ def _solve(state: Any) -> float:
 # The code below computes exact values against opponents whose moves have known probabilities.
 
 
-_SEATS = (0, 1)
 _Choose = Callable[[Sequence[float]], float]
 """Returns the value of the agent's turn from the values of its moves: their maximum, or their
 mean.
@@ -461,14 +464,14 @@ def best_response(member: str) -> float:
 def _value(member: str, choose: _Choose) -> float:
     """Return the return against an opponent, as a mean over both seats."""
     start = engine().load_game(GAME).new_initial_state()
-    return fmean(Tree(member, seat, choose).value(start) for seat in _SEATS)
+    return fmean(GameTree(member, seat, choose).value(start) for seat in (0, 1))
 
 
 _KNOWN: dict[tuple[str, int, _Choose, str], float] = {}
 """Values by the opponent's style, the agent's seat, its choice of moves, and the board."""
 
 
-class Tree:
+class GameTree:
     """Search the game tree of the agent in one seat against an opponent."""
 
     def __init__(self, member: str, seat: int, choose: _Choose) -> None:

@@ -16,9 +16,9 @@ from mage_async.environments.loaders.loader import (
     NumberedTasks,
     Observed,
     ServerEpisode,
-    declared_on_server,
+    as_texts,
     library,
-    texts_of,
+    server_episode_class,
 )
 from mage_async.environments.options import check_whole
 from mage_async.environments.tools import StepValue
@@ -95,7 +95,7 @@ class Reader:
             raise EnvironmentFault(f"the server answered without an observation: {_short(answer)}")
         info = answer.get("info")
         is_valid = not isinstance(info, Mapping) or bool(info.get("is_valid", True))
-        legal = texts_of(answer.get("available_actions")) or ()
+        legal = as_texts(answer.get("available_actions")) or ()
         return Observed(text, self._reward(answer), bool(answer.get("done")), is_valid, legal)
 
     def _reward(self, answer: Mapping[str, Any]) -> float:
@@ -192,7 +192,7 @@ def load(
     check_whole(f"agentgym:{url}", "tasks", tasks, HELDOUT_EVERY, 10_000_000)
     more = {"create": dict(create or {}), "reset": dict(reset or {})}
     parts = {"num_tasks": tasks, "more": more, "rules": rules}
-    return declared_on_server(Episode, "agentgym", url, turns, **parts)
+    return server_episode_class(Episode, "agentgym", url, turns, **parts)
 
 
 def handle_of(answer: Any) -> Handle:

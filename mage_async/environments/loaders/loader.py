@@ -1,4 +1,4 @@
-"""Hold what loaders have in common. A loader is a file of this folder that turns another project's
+"""Provide what loaders share. A loader is a file of this folder that turns another project's
 library into environment classes.
 
 The parts: import an optional library, create a class by its name, play episodes on a server, and
@@ -28,7 +28,7 @@ def library(module: str, extra: str) -> ModuleType:
     """Import an optional library without drawing from the global random state.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the library is not installed.
     """
     try:
         with IsolatedRandomState(0):
@@ -47,9 +47,7 @@ class NumberedTasks:
     """Length of the list."""
 
     def members(self, split: Split) -> range:
-        """Return the numbers of a split's tasks; the last 1 / `HELDOUT_EVERY` of them are held
-        out.
-        """
+        """Return the numbers of a split's tasks; the last quarter of the list is held out."""
         first_heldout = self.num_tasks - self.num_tasks // HELDOUT_EVERY
         return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
 
@@ -117,7 +115,7 @@ class ServerEpisode:
         return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
 
 
-def declared_on_server(
+def server_episode_class(
     episode: type[ServerEpisode], library_name: str, url: str, max_turns: int, **parts: Any
 ) -> type:
     """Create a class of episodes on a server; see `episode_class`.
@@ -139,7 +137,7 @@ def declared_on_server(
     return episode_class(episode, name, max_turns, url=f"{url.rstrip('/')}/", **parts)
 
 
-def texts_of(value: object) -> tuple[str, ...] | None:
+def as_texts(value: object) -> tuple[str, ...] | None:
     """Return a list of texts, such as legal actions, as a tuple; None if the value is no such
     list.
     """

@@ -17,9 +17,9 @@ from mage_async.environments.loaders.loader import (
     TURNS,
     Observed,
     ServerEpisode,
-    declared_on_server,
+    as_texts,
     library,
-    texts_of,
+    server_episode_class,
 )
 from mage_async.environments.tools import StepValue
 from mage_async.errors import CapacityReached, EnvironmentFault, SessionClosed
@@ -168,7 +168,7 @@ def load(
         ConfigError: it is no such address, or aiohttp is missing.
     """
     more = dict(reset or {})
-    return declared_on_server(Episode, "openenv", url, turns, more=more, rules=rules)
+    return server_episode_class(Episode, "openenv", url, turns, more=more, rules=rules)
 
 
 # OpenEnv's messages: JSON over a WebSocket, one answer to each request but `close`.
@@ -208,7 +208,7 @@ def observed(answer: Mapping[str, Any]) -> Observed:
     if answer.get("type") == "error":
         return _refused(data)
     fields = {key: value for key, value in data["observation"].items() if key != METADATA}
-    if (legal := texts_of(fields.get("legal_actions"))) is not None:
+    if (legal := as_texts(fields.get("legal_actions"))) is not None:
         del fields["legal_actions"]
     metadata = data.get(METADATA) or {}
     return Observed(

@@ -24,16 +24,17 @@ class Episode(NumberedTasks):
     """Ask one question of a dataset, and score the answer."""
 
     dataset: Any
+    """Dataset of the library."""
 
     async def reset(self, seed: int, task: int) -> str:
-        """Return the question."""
+        """Return the question of a task; `seed` is unused, because a task has one question."""
         self._random_state = IsolatedRandomState(task)
         with self._random_state:
             self._entry = self.dataset[task]
         return str(self._entry["question"])
 
     async def step(self, action: str) -> tuple[str, float, bool]:
-        """Score an answer."""
+        """Score an answer, from 0 to 1, and end the episode."""
         with self._random_state:
             score = float(self.dataset.score_answer(action, self._entry))
         return f"Score: {score:.2f}", score, True

@@ -1,4 +1,4 @@
-"""Load `textarena:GAME`: one-player games of TextArena, from a list of games that were tried.
+"""Load `textarena:GAME`: one-player games of TextArena, only those in `TITLES`, which were tried.
 
 A task is a seed. TextArena draws from the global random state, which is isolated while it runs.
 `reset` and `step` are coroutines although they never wait: all coroutines run in one thread, so no
@@ -23,7 +23,7 @@ TITLES = (
     *("GuessTheNumber", "LightsOut", "LogicPuzzle", "Mastermind", "Minesweeper", "PegJump"),
     *("RushHour", "Secretary", "Set", "Sokoban", "Sudoku", "TowerOfHanoi"),
 )
-"""Names of games without their versions, such as `-v0-hard`."""
+"""Names of games; a version, such as `-v0-hard`, follows the name."""
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
 _DIRECTIONS = ("[up]", "[down]", "[left]", "[right]")
 ACTIONS: dict[str, tuple[str, ...]] = {
@@ -56,8 +56,11 @@ class Episode:
     """
 
     identity: str
+    """Name and version by which TextArena makes the game."""
     legal_actions: tuple[str, ...] | None
-    """Actions that are legal now, of the class all of the game's; None if they are not listed."""
+    """Actions that are legal now; of the class, all actions of the game; None if the game takes any
+    text.
+    """
     takes_once: bool
     """Whether each listed action is legal until it is taken."""
 
@@ -87,7 +90,7 @@ class Episode:
         return text, reward, bool(is_over), False, {"is_valid": is_valid}
 
     def _list_legal(self, taken: str = "") -> None:
-        """Set the actions that are legal now."""
+        """Update `legal_actions`: remove the one taken, or try each on a copy of the game."""
         if self.legal_actions is not None and self.takes_once:
             self.legal_actions = tuple(each for each in self.legal_actions if each != taken)
         elif listed := type(self).legal_actions:
@@ -107,10 +110,10 @@ def _read_messages(game: Any) -> tuple[str, bool]:
     _, messages = game.get_observation()
     refusal = _arena().ObservationType.GAME_ADMIN
     is_refused = any(kind is refusal for _, _, kind in messages)
-    ends_by_it = game.state.game_info[0]["invalid_move"]
+    ended_by_it = game.state.game_info[0]["invalid_move"]  # of player 0, the only one
     # A sender below 0 is the game itself.
     text = "\n".join(message for sender, message, _ in messages if sender < 0)
-    return text, not (is_refused or ends_by_it)
+    return text, not (is_refused or ended_by_it)
 
 
 def load(game: str, /, *, turns: int = TURNS) -> type:

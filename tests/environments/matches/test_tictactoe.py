@@ -9,9 +9,9 @@ from mage_async.environments.environment import Play
 from mage_async.environments.games.tictactoe import (
     CELLS,
     MAX_TURNS,
+    GameTree,
     TicTacToe,
     TicTacToeExplorer,
-    Tree,
     best_response,
     random_value,
     references,
@@ -178,7 +178,7 @@ def _best_after(cell: int, seat: int) -> float:
     if seat == 1:
         state.apply_action(0)  # as a member of this list opens
     state.apply_action(cell)
-    return Tree(MEMBER, seat, max).value(state)
+    return GameTree(MEMBER, seat, max).value(state)
 
 
 def test_the_explorer_wins_more_from_episode_to_episode() -> None:

@@ -93,7 +93,7 @@ def test_no_held_out_maze_is_a_training_maze_of_another_name(options: dict[str, 
 
 
 def test_a_split_without_any_maze_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maze_module, "looks_heldout", lambda looks: False)
+    monkeypatch.setattr(maze_module, "is_heldout_text", lambda looks: False)
     with pytest.raises(ConfigError, match="200 draws gave no held-out one; allow more `shapes`"):
         MazeGame()
 
