@@ -186,7 +186,9 @@ class PendingGroup:
 
     @property
     def grant(self) -> int:
-        """Number of the group, in order of first grants; it stays when it is granted again."""
+        """Number of the group, in order of first grants; it stays when the group is granted
+        again.
+        """
         return self.granted.grant
 
     @property
@@ -320,8 +322,8 @@ class Assignments:
         most = max(self._by_free, default=0)
         return next(iter(self._by_free[most])) if most > 0 else None
 
-    # `_by_free` is an index of peers by their free quota. Whatever changes that of a peer removes
-    # the peer first and adds it again afterwards.
+    # `_by_free` is an index of peers by their free quota. Every method that changes a peer's free
+    # quota removes the peer from the index first, and adds it again afterwards.
 
     def _free_quota(self, peer: str) -> int:
         """Return the number of groups that a peer can still be granted."""
@@ -496,7 +498,8 @@ class Ledger:
     def keep(self, result: EpisodeResult) -> None:
         """Keep the finished episodes of a trial for the actor that is granted its group next.
 
-        Nothing changes if the trial is not awaited, or if as many of its episodes are kept already.
+        Nothing changes if the trial is not expected, or if as many of its episodes are kept
+        already.
         """
         # An epoch above the group's was never granted.
         group, trial = self._pending.get(result.grant), result.finished.trial
@@ -665,7 +668,7 @@ class Ledger:
             arrived.sort(reverse=True)
         return sum(arrived[: self.groups_per_step]), self.groups_per_step * self.trials_per_group
 
-    def num_missing(self) -> int:
+    def num_trials_missing(self) -> int:
         """Return the number of trials of pending groups that have not arrived."""
         groups = (self._pending[grant] for grant in self._assignments)
         return sum(group.trials.count(None) for group in groups)

@@ -55,6 +55,7 @@ WEIGHT_TRANSPORTS = Components(
     "weight transport", "mage_services.weights.weight_transport:WeightTransport"
 )
 TRACKERS = Components("tracker", "mage_services.tracking.tracker:Tracker")
+# The unions of components below have this order.
 REGISTRIES = (CORRECTIONS, CREDITS, ESTIMATORS, MATCHMAKERS, WEIGHT_TRANSPORTS, TRACKERS)
 
 
@@ -64,7 +65,7 @@ def _union(registry: Components) -> Any:
 
 
 if TYPE_CHECKING:
-    # A type checker sees what every component of a kind has, those of a user's own included.
+    # A type checker sees the base class, which has what all components have, a user's own included.
     from mage_async.credit.returns import Credit
     from mage_async.learning.advantages import Advantage
     from mage_async.learning.corrections import Correction
@@ -84,7 +85,7 @@ else:
     )
 
 
-def component(registry: Components, table: dict[str, Any]) -> Any:
+def decode_component(registry: Components, table: dict[str, Any]) -> Any:
     """Decode the table of a component, registered or of a user's own, by its kind.
 
     Raises:

@@ -81,7 +81,9 @@ SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 def successor(key: str) -> str:
-    """Return in a clause how to replace a key or table of an earlier version; "" for other keys."""
+    """Return a clause that says how to replace a key or table of an earlier version; "" for other
+    keys.
+    """
     for old, new in RENAMED_KEYS.items():
         if key == old or key.startswith(f"{old}."):
             current = new + key.removeprefix(old)
@@ -102,8 +104,8 @@ class Fault:
 
 
 def unwritable_value(tree: Table) -> Fault | None:
-    """Return the error of a number or a date that a run's files and messages (JSON, TOML, msgpack)
-    cannot hold, or None.
+    """Find a value that a run's files and messages (JSON, TOML, msgpack) cannot hold: a number that
+    is not finite or beyond 64 bits, or a date. Return its fault, or None.
     """
     # A loop and no recursion: dotted keys may be nested more deeply than Python's stack.
     # Every path begins with a dot, which `path[1:]` leaves out.

@@ -1,9 +1,9 @@
 """Lay out all turns of a batch as columns, so that baselines are a few array operations.
 
 A table holds each turn's return, computed by the configured credit
-(`mage_async/credit/returns.py`), and what penalties depend on. A turn is an act (an action of the
-environment), a reflection (a remark between two episodes), a strategy (a remark before an action,
-on what to do) or notes (a remark that replaces a full context).
+(`mage_async/credit/returns.py`), and the columns that penalties read. A turn is an act (an action
+of the environment), a reflection (a remark between two episodes), a strategy (a remark before an
+action, on what to do) or notes (a remark that replaces a full context).
 
 Shapes: `N` turns of all trials of all groups, in the order of `group.trials`, then `trial.turns`.
 """
@@ -48,14 +48,15 @@ class TurnTable:
     index: np.ndarray
     """int64: position among the turns of its kind in its episode"""
     anchor: np.ndarray
-    """int64: number of the state in which the turn was taken. Strategies, or notes, have the same
-    number if the actions after them were taken in the same state, reflections if they are of the
-    same episode. Turns of different kinds never share a number"""
+    """int64: number of the turn's state. An act has the state in which it was taken; a strategy or
+    notes, that of the next act; a reflection, its episode. Turns of different kinds never share a
+    number"""
     returns: np.ndarray
     """float64: return that the credit assigns to the turn, bonuses included"""
     episode_score: np.ndarray
-    """float64: undiscounted sum of what its episode's turns are paid, times `exploration_share`
-    before the last episode, plus their bonuses; 0 for reflections, strategies and notes
+    """float64: score of the turn's episode: the undiscounted sum of what its turns are paid,
+    times `exploration_share` before the last episode, plus its bonuses; 0 for reflections,
+    strategies and notes
     """
     is_valid: np.ndarray
     """bool: whether the completion held a valid action or remark"""
@@ -68,10 +69,8 @@ class TurnTable:
         return len(self.returns)
 
     def cells(self, key: Sequence[Key]) -> np.ndarray:
-        """Number the cells of a key, from 0: rows that agree in all its columns are in one cell.
-
-        Returns:
-            int64 `[N]`; an empty key makes a single cell.
+        """Group the rows that agree in all columns of `key`, and return the number of each row's
+        group, from 0: int64 `[N]`. With an empty key, all rows are one group.
         """
         cells = np.zeros(len(self), np.int64)
         for name in key:
@@ -86,6 +85,7 @@ class TurnTable:
         acts = np.flatnonzero(self.kind == Kind.ACT)
         episodes = joint_cells(self.trial, self.episode)[acts]
         one_of_each = acts[np.unique(episodes, return_index=True)[1]]
+        # There are at most as many trials as turns.
         scores = np.bincount(
             self.trial[one_of_each], self.episode_score[one_of_each], minlength=len(self)
         )
@@ -111,9 +111,9 @@ def build_table(
     Args:
         exploration_share: Factor of the returns and episode scores of turns before the last
             planned episode; bonuses are added after it.
-        bonuses: For each trial, the bonus that is added to the reward of each turn; unlike a
-            reward, a bonus adds to returns of its own episode only, and to those of the remarks
-            before its acts.
+        bonuses: For each trial, the bonus that is added to the reward of each turn; only those of
+            acts count. Unlike a reward, a bonus adds to returns of its own episode only, and to
+            those of the remarks before its acts.
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
     bonuses = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]

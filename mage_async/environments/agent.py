@@ -20,7 +20,7 @@ from mage_async.trajectory import Task
 
 @dataclass(slots=True)
 class Session:
-    """Hold the address of the policy for one episode of one trial."""
+    """Hold what a program gets for one episode of a trial, and what went wrong in it."""
 
     base_url: str
     api_key: str
@@ -28,11 +28,11 @@ class Session:
     """Text that replaces `{memory}` in the program's messages: the guidance of a method, and the
     policy's remarks on earlier episodes of the trial.
     """
-    full: str = ""
+    length_error: str = ""
     """Error of a call of the policy that was refused because its conversation no longer fits the
     context; "" if none was.
     """
-    cut: str = ""
+    cut_note: str = ""
     """Clause that says at which limit of tokens the policy's latest answer was cut; "" if the
     answer ended by itself.
     """
@@ -50,9 +50,9 @@ class AgentProgram(Callee):
     """
 
     session: Session
-    """Set by `AgentTasks.call` before `run` is called; `value` too."""
+    """Address of the policy. `AgentTasks.call` sets it before `run` is called."""
     value: Any
-    """The task, as `members` lists it."""
+    """The task, as `members` lists it. `AgentTasks.call` sets it before `run` is called."""
 
     def run(
         self, task: Any, episode: int, seed: int, base_url: str, api_key: str
@@ -68,20 +68,21 @@ class AgentProgram(Callee):
         raise NotImplementedError
 
     def is_async(self, method: Method) -> bool:
-        """Return whether `run` is a coroutine function; `close` calls nothing."""
+        """Return whether `run` is a coroutine function; a program has no `close`."""
         return method != "close" and inspect.iscoroutinefunction(self.run)
 
     def method_name(self, method: Method) -> str:
-        """Return "run", the only method; `close` calls nothing."""
+        """Return "run", the only method; a program has no `close`."""
         return "" if method == "close" else "run"
 
     def circumstance(self) -> str:
         """Return where the policy's latest answer was cut; see `Callee.circumstance`."""
         # A program that takes a cut answer apart often raises.
-        return self.session.cut
+        return self.session.cut_note
 
     async def check(self) -> None:
-        """Check before training, without a policy, whether the program could run.
+        """Check before training, without a policy, whether the program could run. The default
+        checks nothing.
 
         The object that is checked plays no episode.
 
@@ -119,7 +120,7 @@ class AgentProgram(Callee):
         """
         # If the agent's own messages outgrew the context, the agent has failed and earns 0. Any
         # other exception is a fault of the program.
-        if not self.session.full:
+        if not self.session.length_error:
             raise
         return 0.0
 

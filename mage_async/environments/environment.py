@@ -24,8 +24,8 @@ Split = Literal["train", "heldout"]
 """Set of task variants: those to train on, or those held out."""
 Ladders = Mapping[str, Sequence[Mapping[str, Any]]]
 """Ladders of increasingly hard tasks: for each ladder's name, the options of every rung, easiest
-first. The rungs differ in the option that has the ladder's name or, if there is none, in their
-first option.
+first. The rungs of a ladder differ in one option: the one with the ladder's name or, if no option
+has it, the first.
 """
 CallMode = Literal["at_once", "in_threads", "in_turn"]
 """How a trial calls `begin` and `act`. `at_once`: on its own event loop, so the calls must be fast.
@@ -59,7 +59,9 @@ class Facts:
     has_chance: bool = False
     """Whether episodes draw from `Chance`."""
     words: tuple[str, ...]
-    """All words that occur in observations and actions; the first one is an action."""
+    """All words that occur in observations and actions; the first one is an action, or `example`
+    gives one.
+    """
     has_open_text: bool = False
     """Whether observations and actions may hold words outside `words`, which only a language model
     with an open vocabulary can read.
@@ -463,7 +465,9 @@ def named(names: Iterable[str]) -> dict[str, str]:
 
 
 def numbered(noun: str, count: int) -> Splits[str]:
-    """Return the splits of variants that are generated from their name, such as `maze-0`."""
+    """Return the splits of `count` variants named `noun-0`, `noun-1`, …, from whose names a game
+    generates the rest.
+    """
     return hold_out(named(f"{noun}-{number}" for number in range(count)))
 
 

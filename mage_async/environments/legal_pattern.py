@@ -6,7 +6,8 @@ import itertools
 import random
 import re
 
-# `re` does not say how long the texts that match are; its parser has done so since Python 2.
+# `re` does not say how long the texts that match are; its parser does (`getwidth`), in every
+# version of Python so far.
 import re._parser  # type: ignore[import-not-found]
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -17,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 MAX_CHARACTERS = 1000
 """Longest action that a pattern may describe."""
 NUM_TEXTS = 256
-"""Largest number of texts of a pattern that are listed; of more, so many are drawn."""
+"""Largest number of texts of a pattern that are listed; if it has more, this many are drawn."""
 
 
 @lru_cache(maxsize=256)
@@ -46,9 +47,10 @@ def pattern_fault(pattern: str) -> str:
 
 
 def regex_form(pattern: str) -> str:
-    """Return the form of a text that a regular expression matches."""
-    # llguidance writes it between slashes in one line, so slashes and line breaks are escaped.
-    # An escape is one match, so a slash after an escaped backslash counts as not escaped.
+    """Return a regular expression as a literal of llguidance's grammars: between slashes, in one
+    line.
+    """
+    # `\\.` takes a backslash with the character after it, so an escaped slash is not escaped again.
     escaped = {"/": r"\/", "\n": r"\n"}
     body = re.sub(r"(?s)\\.|[/\n]", lambda found: escaped.get(found[0][-1], found[0]), pattern)
     return f"/(?:{body})/"
@@ -101,8 +103,8 @@ class DrawnTexts(tuple[str, ...]):
 
 @lru_cache(maxsize=1024)
 def matching_texts(pattern: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all texts that match a pattern, sorted, if there are at most `NUM_TEXTS`; otherwise so
-    many that are drawn from them, always the same ones.
+    """Return all texts that match a pattern, sorted, if there are at most `NUM_TEXTS`; otherwise
+    `NUM_TEXTS` drawn ones, the same at every call.
 
     Players without a model choose among these texts as among listed actions.
 
@@ -135,7 +137,7 @@ def _next_bytes(matcher: LLMatcher) -> list[int]:
 
 def _all_texts(matcher: LLMatcher) -> Iterator[str]:
     """Yield all texts that an automaton accepts, sorted by their bytes."""
-    # Automata that were reached, and those that one more byte leads to.
+    # Entries: an automaton, the text that led to it, and the byte to add.
     waiting = [(matcher, b"", b"")]
     while waiting:
         before, text, byte = waiting.pop()
@@ -148,8 +150,10 @@ def _all_texts(matcher: LLMatcher) -> Iterator[str]:
 
 
 def _drawn(matcher: LLMatcher, words: Sequence[bytes], source: random.Random) -> str:
-    """Draw a text that an automaton accepts: each time, uniformly from its end, the next bytes and,
-    where a word may begin, the words.
+    """Draw a text that an automaton accepts, piece by piece.
+
+    A piece is one byte, one of `words` at the beginning or after a space, or, where the text may
+    end, the end; all pieces are equally likely.
     """
     matcher, text = matcher.deep_copy(), b""
     while True:

@@ -274,12 +274,13 @@ class AgentRun:
         place, self.is_playing = call.place, False
         self._closings.append(closing_of(call))
         assert self._session is not None
-        # `full` is not empty if a call was refused because its conversation outgrew its context.
-        self._counts.num_cut_episodes += bool(self._session.full)
+        # `length_error` is not empty if a call was refused because its conversation outgrew its
+        # context.
+        self._counts.num_cut_episodes += bool(self._session.length_error)
         acts = [n for n, turn in enumerate(self._turns) if turn.is_act_of(self.episode)]
         if not acts:
-            if self._session.full:
-                raise ContextFull(self._session.full)
+            if self._session.length_error:
+                raise ContextFull(self._session.length_error)
             raise CallFault(
                 f"{place} returned without a call of the policy: pass `base_url` and `api_key` to "
                 "its client",
@@ -474,7 +475,7 @@ class AgentRun:
         is_ended = is_stopped or int(completion.tokens[-1]) in self._chat.stop_tokens
         assert self._session is not None
         is_cut = not is_ended and num_drawn >= self._limit(pending.policy_call)
-        self._session.cut = self._cut_in_words(pending.policy_call) if is_cut else ""
+        self._session.cut_note = self._cut_in_words(pending.policy_call) if is_cut else ""
         return Choice(
             text,
             answer.calls,

@@ -377,7 +377,7 @@ def test_the_next_batch_is_of_the_oldest_groups_or_of_those_that_are_nearly_comp
         complete(slots, third)
         assert old.num_trials == 2
         assert slots.trials_of_next_batch() == (arrived, 4)
-        assert slots.num_missing() == 3
+        assert slots.num_trials_missing() == 3
 
 
 def earns(slots: Ledger, *rewards: float) -> int:

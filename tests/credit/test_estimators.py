@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mage_async.config import config_file
-from mage_async.config.components import ESTIMATORS, component
+from mage_async.config.components import ESTIMATORS, decode_component
 from mage_async.config.schema import Transcript
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
@@ -39,7 +39,7 @@ def rules(**changes):
     estimator = changes.pop("estimator", "group_mean")
     plain = {"baseline": ["group"], "scale": "none", "weight": "sample"}
     plain |= {} if estimator == "gigpo" else {"epsilon": 0.0}
-    return component(ESTIMATORS, {"estimator": estimator, **plain, **changes})
+    return decode_component(ESTIMATORS, {"estimator": estimator, **plain, **changes})
 
 
 def checked(advantage, trials_per_group=8):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mage_async.config import config_file, presets
-from mage_async.config.components import ESTIMATORS, component
+from mage_async.config.components import ESTIMATORS, decode_component
 from mage_async.config.schema import Transcript
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
@@ -213,7 +213,7 @@ def any_rules(draw: st.DrawFn) -> Advantage:
     if not is_gigpo:
         table["epsilon"] = draw(st.sampled_from([0.0, 1e-6, 0.05]))
         table["value"] = draw(st.sampled_from(["return", "trial_score"]))
-    return component(ESTIMATORS, table)
+    return decode_component(ESTIMATORS, table)
 
 
 @given(rules=any_rules(), seed=st.integers(0, 999))
@@ -243,6 +243,8 @@ def test_large_cells_cross_the_blocks(
 
     monkeypatch.setattr(group_advantage, "BLOCKS", {"BLOCK_N": 8})
     scale = ["group"] if estimator == "gigpo" else []
-    rules = component(ESTIMATORS, {"estimator": estimator, "baseline": ["group"], "scale": scale})
+    rules = decode_component(
+        ESTIMATORS, {"estimator": estimator, "baseline": ["group"], "scale": scale}
+    )
     found, true = found_and_true(batch(5), rules, triton_kernels)
     assert np.allclose(found, true, rtol=1e-12, atol=1e-12)

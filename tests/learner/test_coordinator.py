@@ -373,7 +373,7 @@ def test_progress_follows_heartbeats_trials_and_drops() -> None:
             actors=coordinator.present_actors(),
             groups_in_flight=ledger.num_in_flight(),
             trials=ledger.trials_of_next_batch(),
-            num_missing=ledger.num_missing(),
+            num_missing=ledger.num_trials_missing(),
             dropped_by_reason=ledger.counts().dropped_by_reason,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.config import config_file
-from mage_async.config.components import TRACKERS, component
+from mage_async.config.components import TRACKERS, decode_component
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 from mage_async.results.summary import summarise, write_summary
@@ -29,7 +29,7 @@ def tell(run: RunDirectory, name: str) -> None:
     ended = threading.Event()
     ended.set()
     key = {} if name == "tensorboard" else {"experiment" if name == "mlflow" else "project": "mage"}
-    tracker = component(TRACKERS, {"kind": name, **key})
+    tracker = decode_component(TRACKERS, {"kind": name, **key})
     assert TrackerWorker(run, tracker, ended).follow(), read_position(run, name)
 
 

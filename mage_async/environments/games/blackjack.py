@@ -23,10 +23,12 @@ from mage_async.trajectory import Task
 RANKS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
 WEIGHTS = (1, 1, 1, 1, 1, 1, 1, 1, 4)
 """Relative frequency of each rank. A ten is a ten, jack, queen or king; there are no aces."""
-MOST, DEALER_STANDS, MAX_HITS = 21, 17, 4
-"""Total above which a hand is bust, total at which the dealer stands, and largest number of
-hits.
-"""
+MAX_TOTAL = 21
+"""Total above which a hand is bust."""
+DEALER_STANDS = 17
+"""Total at which the dealer stands."""
+MAX_HITS = 4
+"""Largest number of hits."""
 
 HIT, STAND = "hit", "stand"
 ACTIONS = (HIT, STAND)
@@ -96,7 +98,7 @@ class BlackjackPlay(SoloPlay):
         self.hits += action == HIT
         total = self.hand.totals[self.hits]
         shown = _number(total) if is_valid else INVALID
-        if action == HIT and total <= MOST and self.hits < MAX_HITS:
+        if action == HIT and total <= MAX_TOTAL and self.hits < MAX_HITS:
             return Outcome(shown, 0.0)
         earned = self.hand.result(self.hits) if is_valid else -1
         ended = f"{DEALER} {_number(self.hand.dealer)} {RESULTS[earned]}"
@@ -114,7 +116,7 @@ class BlackjackPlay(SoloPlay):
 
 def _number(total: int) -> str:
     """Return a total in words."""
-    if total > MOST:
+    if total > MAX_TOTAL:
         return BUST
     return NUMBERS[total - 2] if total <= 20 else "twenty one"
 
@@ -226,9 +228,9 @@ class Blackjack(Game[str]):
 
 def result(total: int, dealer: int) -> int:
     """Return 1 for a win, 0 for a draw, -1 for a loss; a total above 21 always loses."""
-    if total > MOST:
+    if total > MAX_TOTAL:
         return -1
-    return 1 if dealer > MOST or total > dealer else 0 if total == dealer else -1
+    return 1 if dealer > MAX_TOTAL or total > dealer else 0 if total == dealer else -1
 
 
 @lru_cache(maxsize=4096)
@@ -243,7 +245,7 @@ def _hand(source: random.Random) -> Hand:
     while True:
         cards = source.choices(RANKS, WEIGHTS, k=2 + MAX_HITS)
         totals = [sum(cards[: 2 + hits]) for hits in range(MAX_HITS + 1)]
-        num_not_bust = sum(total <= MOST for total in totals)
+        num_not_bust = sum(total <= MAX_TOTAL for total in totals)
         shows = dealer = source.choices(RANKS, WEIGHTS)[0]
         while dealer < DEALER_STANDS:
             dealer += source.choices(RANKS, WEIGHTS)[0]
@@ -290,7 +292,7 @@ def should_hit(total: int, shows: int, num_hits: int) -> bool:
     """Return whether another card has a higher expected result than standing, in an unknown
     hand.
     """
-    if num_hits == MAX_HITS or total > MOST:
+    if num_hits == MAX_HITS or total > MAX_TOTAL:
         return False
     return _after_hit(total, shows, num_hits) > _standing(total, shows, num_hits)
 
@@ -308,7 +310,7 @@ def _after_hit(total: int, shows: int, num_hits: int) -> float:
     # the dealer's. `_winnable` with `MAX_HITS` hits draws no further card.
     return sum(
         chance * _value(total + rank, shows, num_hits + 1)
-        if total + rank <= MOST
+        if total + rank <= MAX_TOTAL
         else -chance * _winnable(total, shows, MAX_HITS)
         for rank, chance in _CARDS
     )
@@ -338,7 +340,7 @@ def _win_chance(total: int, dealer: int, num_hits: int) -> float:
         return float(result(total, dealer) > 0)
     return sum(
         chance * _win_chance(total + rank, dealer, num_hits + 1)
-        if total + rank <= MOST
+        if total + rank <= MAX_TOTAL
         else chance * _win_chance(total, dealer, MAX_HITS)
         for rank, chance in _CARDS
     )
@@ -373,7 +375,7 @@ You have {turns} turns. The cards, and where they lie, are the same in all episo
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Deal:
     """Hold the cards of a deal, from 1 to 10."""
 
     dealer: tuple[int, ...]
@@ -384,9 +386,11 @@ class Table:
     def can_win(self, turns: int) -> bool:
         """Return whether some cards, fewer than the turns, beat the dealer."""
         dealer = hand_total(self.dealer)
+        # A value is taken any number of times, also more often than it lies on the table; a test
+        # compares this with the real cards, for four turns.
         # A dealer with 21 is not tried: if many cards may be taken, all choices take too long.
-        return dealer < MOST and any(
-            dealer < hand_total((*self.player, *taken)) <= MOST
+        return dealer < MAX_TOTAL and any(
+            dealer < hand_total((*self.player, *taken)) <= MAX_TOTAL
             for count in range(turns)
             for taken in combinations_with_replacement(sorted(set(self.face_down.values())), count)
         )
@@ -395,13 +399,13 @@ class Table:
 def hand_total(cards: Sequence[int]) -> int:
     """Return the total of a hand, where one ace counts 11 unless that is bust."""
     total = sum(cards)
-    return total + 10 if 1 in cards and total + 10 <= MOST else total
+    return total + 10 if 1 in cards and total + 10 <= MAX_TOTAL else total
 
 
 class PickPlay(SoloPlay):
     """Take cards, then stand. The anchor, which is equal for equal states, is the cards taken."""
 
-    def __init__(self, table: Table, turns: int, chance: Chance) -> None:
+    def __init__(self, table: Deal, turns: int, chance: Chance) -> None:
         self._table, self.turns_left, self.chance = table, turns, chance
         self.taken: dict[str, int] = {}
         """Cards taken, by name."""
@@ -433,7 +437,7 @@ class PickPlay(SoloPlay):
         if is_valid and action != STAND:
             card = self.taken[action] = self._table.face_down[action]
             shown = [_card(card), TOTAL, _number(self.total())]
-        is_bust = self.total() > MOST
+        is_bust = self.total() > MAX_TOTAL
         if action != STAND and not is_bust and self.turns_left:
             return Outcome(" ".join(shown), 0.0, is_valid)
         is_won = action == STAND and self.total() > self.dealer_total()
@@ -449,7 +453,9 @@ def _card(card: int) -> str:
 
 @dataclass(slots=True)
 class PickScript(TrialScript[PickPlay]):
-    """Take known cards that beat the dealer's total of an earlier episode, else unknown ones."""
+    """Take the known card that beats the dealer's total of an earlier episode, else an unknown
+    one.
+    """
 
     care: float
     """Probability of not playing at random."""
@@ -468,7 +474,7 @@ class PickScript(TrialScript[PickPlay]):
         known = {card: value for each in earlier for card, value in each.taken.items()}
         left = [card for card in FACE_DOWN if card not in play.taken]
         for card in left:
-            if card in known and to_beat < play.total(known[card]) <= MOST:
+            if card in known and to_beat < play.total(known[card]) <= MAX_TOTAL:
                 return card
         return self.source.choice([card for card in left if card not in known] or left)
 
@@ -498,7 +504,7 @@ class BlackjackPick(Game[str]):
         facts = facts_of("blackjack_pick", turns, words, threshold=0.5)
         super().__init__(facts, numbered("deck", decks), "deck")
 
-    def table(self, member: str) -> Table:
+    def table(self, member: str) -> Deal:
         """Return the cards of a deck."""
         return lay_out(self.variant(member))
 
@@ -548,7 +554,7 @@ class BlackjackPick(Game[str]):
 
 
 @lru_cache(maxsize=4096)
-def lay_out(name: str) -> Table:
+def lay_out(name: str) -> Deal:
     """Return the cards of a deck; the deck's name is the seed. The dealer has at least 17."""
     source, deck = random.Random(f"blackjack_pick/{name}"), [1, *RANKS, 10, 10, 10] * 4
     dealer = 0
@@ -556,4 +562,4 @@ def lay_out(name: str) -> Table:
         source.shuffle(deck)
         dealer = hand_total(deck[:2])
     cards = dict(zip(FACE_DOWN, deck[4:], strict=True))
-    return Table(tuple(deck[:2]), tuple(deck[2:4]), cards)
+    return Deal(tuple(deck[:2]), tuple(deck[2:4]), cards)

@@ -92,8 +92,8 @@ class Goal:
     product: Product
     attributes: tuple[str, ...]
     options: Mapping[str, str]
-    most: float
-    """Bound of the price, which must be lower."""
+    price_limit: float
+    """The price must be below this number of dollars."""
 
     def instruction(self) -> str:
         """Return the customer's instruction."""
@@ -101,7 +101,9 @@ class Goal:
         options = ", ".join(f"{name}: {value}" for name, value in self.options.items())
         wanted = f"{', '.join(self.attributes)} {product.kind}"
         with_options = f" with {options}" if options else ""
-        return f"Find me {wanted}{with_options}, and price lower than {self.most:.2f} dollars"
+        return (
+            f"Find me {wanted}{with_options}, and price lower than {self.price_limit:.2f} dollars"
+        )
 
 
 _K1, _B = 0.9, 0.4
@@ -440,8 +442,8 @@ def goal_of(product: Product) -> Goal:
     num_wanted = min(len(product.attributes), source.randint(1, 3))
     attributes = tuple(sorted(source.sample(product.attributes, num_wanted)))
     options = {name: source.choice(values) for name, values in product.options.items()}
-    most = (product.price // _STEP + source.randint(1, 3)) * _STEP
-    return Goal(product, attributes, options, most)
+    price_limit = (product.price // _STEP + source.randint(1, 3)) * _STEP
+    return Goal(product, attributes, options, price_limit)
 
 
 def score(goal: Goal, bought: Product, chosen: Mapping[str, str]) -> float:
@@ -453,7 +455,7 @@ def score(goal: Goal, bought: Product, chosen: Mapping[str, str]) -> float:
     text = " ".join((bought.title, bought.description, *bought.attributes)).lower()
     right = sum(each.lower() in text for each in goal.attributes)
     right += sum(chosen.get(name) == value for name, value in goal.options.items())
-    right += bought.price < goal.most
+    right += bought.price < goal.price_limit
     return (
         _type_score(goal.product, bought) * right / (len(goal.attributes) + len(goal.options) + 1)
     )

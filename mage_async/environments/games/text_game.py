@@ -20,7 +20,7 @@ from mage_async.trajectory import Task
 INVALID, OVER = "invalid", "over"
 
 
-class Session(Protocol):
+class EngineGame(Protocol):
     """Run an engine's game once, from its beginning."""
 
     observation: str
@@ -36,12 +36,13 @@ class Session(Protocol):
 class TextPlay(SoloPlay):
     """Play one episode. The anchor, which is equal for equal states, is the last observation."""
 
-    def __init__(self, session: Session, turns: int, chance: Chance) -> None:
+    def __init__(self, session: EngineGame, turns: int, chance: Chance) -> None:
         self._session, self._turns_left, self.chance = session, turns, chance
         self.observation = self.anchor = one_line(session.observation)
         self.done: list[str] = []
         """Valid actions so far."""
         self.earned = 0.0
+        """Sum of the rewards so far."""
 
     def actions(self) -> Sequence[str]:
         """Return the actions that the game offers."""
@@ -67,7 +68,9 @@ class RepeatScript(TrialScript[TextPlay]):
     """Take any action, or the next action of the earlier episode that earned most."""
 
     memory: float
-    """Probability of repeating that episode, where this one has begun in the same way."""
+    """Probability of repeating the episode that earned most, as long as the current one has begun
+    in the same way.
+    """
 
     def action(self, play: TextPlay) -> str:
         """Return the next action."""
@@ -92,7 +95,7 @@ class TextGames(Game[str], ABC):
     called = "in_turn"
     """One call at a time in the whole process (`CallMode`), because engines draw from its global
     random state and are slow."""
-    num_reference_trials = 20
+    num_reference_trials = 20  # few, because engines are slow
 
     def __init__(
         self, name: str, games: Mapping[Split, Iterable[str]], turns: int, example: str
@@ -102,7 +105,7 @@ class TextGames(Game[str], ABC):
         super().__init__(facts, {split: named(names) for split, names in games.items()}, "game")
 
     @abstractmethod
-    def session(self, game: str) -> Session:
+    def session(self, game: str) -> EngineGame:
         """Start the game of this name."""
 
     @abstractmethod

@@ -176,7 +176,7 @@ class EpisodeEndpoint:
 
     def _full(self, fault: ContextFull) -> Refused:
         """Note that a conversation has outgrown its context; return the error for the client."""
-        self.session.full = str(fault)
+        self.session.length_error = str(fault)
         return Refused(400, str(fault), "context_length_exceeded")
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from mage_async.config import config_file
-from mage_async.config.components import TRACKERS, component
+from mage_async.config.components import TRACKERS, decode_component
 from mage_async.config.schema import Tracking
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
@@ -220,7 +220,7 @@ def main() -> int:
     ended = threading.Event()
     watch = (int(pipe), ended, float(end_s))
     threading.Thread(target=_watch, args=watch, name="end of the run", daemon=True).start()
-    tracker, run = component(TRACKERS, json.loads(configured)), RunDirectory(Path(run_dir))
+    tracker, run = decode_component(TRACKERS, json.loads(configured)), RunDirectory(Path(run_dir))
     with (run.tracking / f"{file_name(tracker)}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of an earlier start may still be sending
         return 0 if TrackerWorker(run, tracker, ended).follow() else 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -196,7 +196,7 @@ class RunReader:
         """Return how many bytes of the run's files the index has read, and how many they have."""
         (read_bytes,) = self._one("SELECT coalesce(sum(read), 0) FROM files")
         files = [*self.run.journal.glob("*.log"), self.run.metrics, self.run.curve]
-        return read_bytes, sum(file_state(file)[0] for file in files)
+        return read_bytes, sum(file_state(file).size for file in files)
 
     def last_step(self) -> int:
         """Return the newest step in the index; 0 if there is none."""
@@ -346,12 +346,19 @@ def _record(file: Path, line: str) -> Record:
     return parsed(file, line)
 
 
-def file_state(file: Path) -> tuple[int, int]:
-    """Return a file's size in bytes and time of change in nanoseconds; zeros if there is no
-    file.
-    """
+class FileState(NamedTuple):
+    """Hold what changes when a file is written; zeros if there is no file."""
+
+    size: int = 0
+    """Bytes."""
+    changed_ns: int = 0
+    """Time of the last change, in nanoseconds since the epoch."""
+
+
+def file_state(file: Path) -> FileState:
+    """Return the size and the time of change of a file."""
     try:
         found = file.stat()
     except FileNotFoundError:
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
+        return FileState()
+    return FileState(found.st_size, found.st_mtime_ns)

@@ -1,4 +1,8 @@
-"""Make the pages of a run as a whole. Each gathers its data in a thread and fills its template."""
+"""Make the pages of a run as a whole.
+
+Each function gathers the data of one page, in a thread, and fills the page's template. The frame
+around it has the title, the tabs and the links to other pages (`mage_async/pages/templating.py`).
+"""
 
 import itertools
 import threading
@@ -29,7 +33,7 @@ from mage_async.results.run_files import ENDED, RunRecords, last_line, read_docu
 from mage_async.results.summary import SETS
 from mage_services.processes.child_process import end_of_log
 from mage_services.processes.run_lock import is_held
-from mage_services.view.index import RunReader, file_state
+from mage_services.view.index import FileState, RunReader, file_state
 from mage_services.view.page_request import PageRequest
 from mage_services.view.run_watcher import history_of, state_of
 from mage_services.view.trial_pages import TrialFilter, group_rows
@@ -47,7 +51,7 @@ SHOWN_BYTES = 4000
 
 
 def overview(request: PageRequest) -> Markup:
-    """Return the first page of a run."""
+    """Return the overview of a run: figures, findings, curves, processes and groups in flight."""
     run, config, history = request.run, config_of(request.run), history_of(request.run)
     state = state_of(run, history)
     with RunReader(run) as reader:
@@ -58,14 +62,14 @@ def overview(request: PageRequest) -> Markup:
         findings, selection = examined(reader, records)
         groups = reader.untrained_groups(MAX_GROUPS)
         listed = reader.trials_of([group.number for group in groups])
+    # A chart needs a link: before the first step, to the page of step 1.
     steps = [line["step"] for line in records.metrics] or [1]
-    # `fates`: numbers of trials that were granted, trained, dropped, or are in flight. `times.json`
-    # has newer numbers than the learner's file while the run goes on, or after a crash.
-    fates = records.learner.get("trials")
-    if _is_running(run) or not fates:
-        fates = read_document(run.times).get("trials") or fates
-    population = records.learner.get("population")
     times, events = read_document(run.times), read_lines(run.events)
+    # `fates`: numbers of trials that were granted, trained, dropped, or are in flight.
+    fates = records.learner.get("trials")
+    if _times_are_newer(run) or not fates:
+        fates = times.get("trials") or fates
+    population = records.learner.get("population")
     waiting = [] if step else before_first_step(times, events, is_held(run.lock), time.time())
     return fill(
         "overview.html",
@@ -226,7 +230,7 @@ def config_of(run: RunDirectory) -> Config:
 
 
 @lru_cache(maxsize=8)
-def _config(file: Path, _state: tuple[int, int]) -> Config:
+def _config(file: Path, _state: FileState) -> Config:
     """Read a configuration; `_state` is only a key of the cache, which changes with the file."""
     return config_file.load_recorded(file, imports=False)
 
@@ -259,14 +263,14 @@ def _seconds_by_state(run: RunDirectory, records: RunRecords) -> dict[str, dict[
     """Return the seconds of each process by state: so far if the run goes on, else final ones."""
     final = report.seconds_by_state(records)
     # "blocked_s" has the seconds of all states, also of work.
-    return final | read_document(run.times)["blocked_s"] if _is_running(run) else final
+    return final | read_document(run.times)["blocked_s"] if _times_are_newer(run) else final
 
 
-def _is_running(run: RunDirectory) -> bool:
-    """Return whether the run goes on, or ended by a crash: `times.json` is then newer than the file
-    that the supervisor writes at the end.
+def _times_are_newer(run: RunDirectory) -> bool:
+    """Return whether `times.json` is newer than the file that the supervisor writes at the end: the
+    run goes on, or ended by a crash.
     """
-    return file_state(run.times)[1] > file_state(run.supervisor)[1]
+    return file_state(run.times).changed_ns > file_state(run.supervisor).changed_ns
 
 
 def _log_tails(run: RunDirectory) -> dict[str, str]:
@@ -288,7 +292,7 @@ class _Examination:
     """Hold the doctor of one run, and what it has examined."""
 
     doctor: Doctor
-    run_state: tuple[tuple[int, int], bool]
+    run_state: tuple[FileState, bool]
     """State of the configuration's file, and whether the run had ended when the examination began.
     The first changes if another run takes the place of this one. If either changes, the examination
     starts again from the first step.

@@ -223,7 +223,7 @@ def _read_entry(name: str, run: RunDirectory) -> ListedRun:
         last.get("step", 0),
         config.learner.steps,
         heldout,
-        file_state(run.metrics)[1],
+        file_state(run.metrics).changed_ns,
     )
 
 

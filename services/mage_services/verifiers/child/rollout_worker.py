@@ -2,9 +2,9 @@
 
     python rollout_worker.py '{"taskset": ID, "size": N, "environment": {…}}'
 
-Its interpreter may lack mage_async and msgspec, so it has the other side of
-`mage_services/processes/child_process.py` in a few lines: on a socket that it inherits, frames of a
-length (4 bytes, little endian) and a body in JSON.
+Its interpreter may lack mage_async and msgspec, so it implements the other side of
+`mage_services/processes/child_process.py` itself: on a socket that it inherits, whose number is in
+`MAGE_CHANNEL_FD`, frames of a length (4 bytes, little endian) and a body in JSON.
 
 sent first  {"ready": true}, or {"refused": TEXT} if the taskset cannot be loaded
 received    {"run": KEY, "task": INDEX, "base_url": URL} or {"cancel": KEY}
@@ -52,7 +52,7 @@ def environment_of(job: dict[str, Any]) -> vf.Env:
 
 
 async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[str, Any]:
-    """Play a rollout; return its reward, or why it failed."""
+    """Play a rollout; return `{"reward": X}`, or `{"failed": TEXT}` if it failed."""
     # `base_url` contains the key already; the environment variable named here is deliberately not
     # set.
     client = vf.EvalClientConfig(base_url=base_url, api_key_var="MAGE_ASYNC_NO_KEY")
@@ -111,7 +111,7 @@ async def next_request(reader: asyncio.StreamReader) -> dict[str, Any] | None:
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """Encode a message."""
+    """Encode a message as a frame: length, then JSON."""
     body = json.dumps(message, allow_nan=False).encode()
     return LENGTH.pack(len(body)) + body
 
