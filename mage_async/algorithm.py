@@ -71,8 +71,8 @@ def prepare(config: Config, folder: Path) -> Path:
 
 
 class InProcessRun:
-    """A run in one process: every batch is played with the weights that are trained on it, or with
-    those of `admission.lag` steps ago.
+    """Train a policy in one process: play every batch with the weights that are trained on it, or
+    with those of `admission.lag` steps ago.
 
     Args:
         policy: a model directory, as `prepare` made it.

@@ -25,7 +25,9 @@ OLDEST_AGE = 8
 
 @dataclass(frozen=True, slots=True)
 class VersionRun:
-    """Tokens from `start` to the next run, sampled by version `policy` with a KV cache of `kv`."""
+    """State which versions sampled the tokens from `start` to the next run: the weights of
+    `policy`, with a KV cache of `kv`.
+    """
 
     start: int
     policy: int

@@ -24,8 +24,8 @@ FREE = -1
 
 
 class Restriction(Protocol):
-    """Protocol of a trie or an automaton of the token sequences that a completion may be; nodes are
-    numbers, the root is 0.
+    """Restrict a completion to a set of token sequences, by a trie or an automaton; nodes are
+    numbers, the root is 0; protocol.
     """
 
     max_length: int
@@ -54,7 +54,7 @@ class Restriction(Protocol):
 
 
 class TokenTrie:
-    """The token sequences that a completion may be, as a trie; nodes are numbers, the root is 0.
+    """Restrict a completion to given token sequences by a trie; nodes are numbers, the root is 0.
 
     No sequence may be the beginning of another one: each ends with tokens that end an action.
 
@@ -105,7 +105,9 @@ class TokenTrie:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllowedSets:
-    """The sets of tokens from which the sampled tokens of a segment were drawn."""
+    """Hold the set of tokens that each sampled token of a segment was drawn from; equal sets are
+    stored once.
+    """
 
     index: np.ndarray
     """int32 [N]: number of each sampled token's set, or `FREE`."""

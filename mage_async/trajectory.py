@@ -25,7 +25,7 @@ MAX_NAME_CHARS = 200
 
 
 class Kind(IntEnum):
-    """The purpose of a turn."""
+    """Enumerate the purposes of a turn: an action, or one of three kinds of remarks."""
 
     ACT = 0
     REFLECT = 1
@@ -38,7 +38,9 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An environment with the facts hidden from the agent: task variant, seat and seed."""
+    """Name what a trial plays: an environment, and the facts hidden from the agent, which are task
+    variant, seat and seed.
+    """
 
     environment: str
     member: str
@@ -64,7 +66,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """A method's text, such as advice from earlier tasks, with which a group's trials may begin."""
+    """Hold a method's text, such as advice from earlier tasks, with which some of a group's trials
+    begin.
+    """
 
     version: int
     """Version of the state of the method that gave the text."""
@@ -83,7 +87,9 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion by the agent, and the environment's response to it."""
+    """Record one completion by the agent, the action or remark in it, and the environment's
+    response.
+    """
 
     kind: Kind
     episode: int
@@ -150,7 +156,9 @@ def role_changes(
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The action that an adviser, which some methods have, would take instead of the agent's."""
+    """Record the action that an adviser, which some methods have, would take instead of the
+    agent's.
+    """
 
     turn: int
     """Index of the action among the trial's `turns`."""
@@ -165,7 +173,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """An append-only part of a chat: each of its prompts is a prefix of the next.
+    """Hold a part of a chat that is only appended to: each of its prompts is a prefix of the next.
 
     `logprobs` are natural, after temperature, under the behaviour policy; 0 where a token was not
     sampled.
@@ -187,7 +195,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """The ordered episodes of one agent on one task, with the reflections between them."""
+    """Record the episodes of one agent on one task, in order, with the remarks between them."""
 
     task: Task
     index: int
@@ -276,7 +284,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedEpisodes:
-    """The finished episodes of a trial that is being played: the next one can begin from them."""
+    """Hold the finished episodes of a trial in progress, from which the next one can begin."""
 
     trial: Trial
     """The trial so far."""
@@ -291,7 +299,7 @@ class FinishedEpisodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Trials on the same task, whose returns are compared with each other."""
+    """Hold trials on the same task, whose returns are compared with each other."""
 
     grant: int
     """Number of the group, in the order in which the learner first grants groups to actors. The
@@ -309,7 +317,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class TurnText(NamedTuple):
-    """Text of one turn: what came before the completion, and the completion."""
+    """Hold the text of one turn: what came before the completion, and the completion."""
 
     observation: str
     """Text between the completion before and this one, with the tokens of the chat template; for

@@ -51,7 +51,7 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
     Args:
         path: The file.
         assignments: Texts `a.b=c`, written over the keys of the file and the preset.
-        method: A preset, such as "metacure"; its keys replace those of the file.
+        method: A preset, such as "grpo"; its keys replace those of the file.
 
     Raises:
         ConfigError: a key or value is wrong; the error begins with the file or the assignment.

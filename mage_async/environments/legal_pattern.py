@@ -85,7 +85,7 @@ def lengths(pattern: str) -> tuple[int, int]:
 
 
 class DrawnTexts(tuple[str, ...]):
-    """Texts that were drawn from those that match a pattern; `in` is true for all that match."""
+    """Hold texts drawn from those that match a pattern; `in` is true for all that match."""
 
     is_whole = False
     """More actions are legal than are listed (`Play.legal_actions`)."""

@@ -25,7 +25,7 @@ _KEYS = ("name", "label", "share", "options")
 
 @dataclass(frozen=True, slots=True)
 class MixComponent:
-    """Describe one environment of a mix."""
+    """Describe one environment of a mix, its name there, and its share of the training groups."""
 
     name: str
     """Name in the catalogue, or `module:Class`."""

@@ -39,7 +39,8 @@ in `lora_A` is that of role 0."""
 
 
 class AdaptedLayer(Protocol):
-    """A linear layer to which peft has added adapters, by the adapter's name.
+    """Declare what is used of a linear layer to which peft has added adapters; the keys of its
+    mappings are the adapters' names.
 
     Shapes: weight `W` [O, I], down-projection `A` [R, I], up-projection `B` [O, R].
     """
@@ -206,7 +207,9 @@ def merge(
 
 @dataclass(slots=True)
 class Routing:
-    """The role of each token in the model's latest forward."""
+    """Hold the role of each token in the model's latest forward, and set values of the other role's
+    tokens to 0.
+    """
 
     is_second_role: torch.Tensor | None = None
     """bool [T]: True for tokens of the second role; None: all tokens are the first role's."""

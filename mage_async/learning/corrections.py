@@ -33,7 +33,7 @@ Weight = Annotated[float, Meta(ge=1)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Sampled tokens and their log-probs, in nats and after temperature, under three policies."""
+    """Hold sampled tokens with their log-probs (nats, after temperature) under three policies."""
 
     logprobs: "torch.Tensor"
     """float32 [N]: under the policy being optimised; the only tensor with a gradient."""
@@ -59,7 +59,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surrogate:
-    """The loss of each token, its weight, and whether it was clipped or masked: tensors [N]."""
+    """Hold what a correction returns for N tokens, as tensors [N]: the loss of each, its weight,
+    and whether it was clipped or masked.
+    """
 
     losses: "torch.Tensor"
     """Loss to be minimised, with its gradient."""

@@ -73,7 +73,8 @@ class Part:
 
 
 class Matrix:
-    """Linear layers with the same input as one matrix, [O, I], with their adapters merged into it.
+    """Multiply by linear layers with the same input as one matrix, [O, I], with their adapters
+    merged into it.
 
     Args:
         layers: the linear layers, each with the size of the heads to reorder, or 0.
@@ -522,8 +523,9 @@ def _added_product(rows: Tensor, residual: Tensor, matrix: Matrix) -> Tensor:
 
 
 class MergedLayers:
-    """The layers of a model, and its LM head. Each forward first merges the adapters again, if they
-    have changed since the last one.
+    """Compute hidden states in float32 by a model's layers, with the adapters merged into their
+    matrices, and hold the LM head. Each forward first merges the adapters again, if they have
+    changed since the last one.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -124,7 +124,8 @@ def _in_8_bits(
 
 
 class Masters:
-    """The tensors that the optimizer updates: masters of 16-bit weights, and the other weights.
+    """Keep a float32 copy (a master) of each weight of 16 bits, which the optimizer updates in its
+    place; the other weights are updated directly.
 
     Args:
         is_on: make masters; otherwise the optimizer updates all weights directly.

@@ -38,7 +38,7 @@ from mage_kernels import at_tokens
 
 
 class SampledTokens(NamedTuple):
-    """The actor's record of each sampled token, of one sequence or of a micro-batch."""
+    """Hold what the actor recorded of N sampled tokens, of one sequence or of a micro-batch."""
 
     logprobs: np.ndarray
     """float32 [N]: log-prob in nats under the behaviour policy."""
@@ -56,8 +56,8 @@ class SampledTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSequence:
-    """One segment of a trial (a context that only grows) up to its last sampled token, with the
-    advantages of its turns.
+    """Hold one segment of a trial (a context that only grows) up to its last sampled token, with
+    the advantages of its turns.
     """
 
     tokens: np.ndarray
@@ -309,7 +309,7 @@ def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
 
 
 class HasTokens(Protocol):
-    """Anything with the tokens of one sequence."""
+    """Declare what `split_minibatch` needs of a sequence: its tokens; protocol."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -380,7 +380,8 @@ def common_prefix(one: np.ndarray, other: np.ndarray) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRow:
-    """Sequences one after the other in a row of tokens, on a device: the input of one forward.
+    """Lay out sequences one after the other in a row of tokens, on a device: the input of one
+    forward.
 
     Sequences that begin alike (the chat's first turn, the rules of the game, the first observation)
     may share that opening. It then stands once, at the beginning of the row, goes through the model
@@ -481,7 +482,8 @@ def _index(places: np.ndarray, opening: int, shift: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RestrictedTargets:
-    """The targets of a row that were drawn from sets of allowed tokens, on a device.
+    """Hold, on a device, the targets of a row that were drawn from sets of allowed tokens, and
+    these sets as a mask.
 
     Shapes: `R` such targets, `U` tokens that any of their sets holds.
     """
@@ -533,7 +535,7 @@ class RestrictedTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Sequences that go through the model at once, with the data of their sampled tokens.
+    """Hold sequences that go through the model at once, with the data of their sampled tokens.
 
     Tensors lie on the learner's device, arrays on the host.
     """

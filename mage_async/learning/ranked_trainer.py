@@ -41,7 +41,7 @@ from mage_async.restriction import AllowedSets
 
 
 class RankedTrainer(Trainer):
-    """One rank of a sharded trainer.
+    """Train one rank's shards of a policy, together with the trainers of the other ranks.
 
     Rank 0 has the interface of `Trainer` and sends orders to the other ranks, for which
     `mage_services/learner/rank_worker.py` calls `follow_step` and `join_forwards`.

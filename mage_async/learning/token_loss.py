@@ -79,7 +79,7 @@ class HeadInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
-    """A loss, [], with its gradient, and its parts for metrics."""
+    """Hold the loss of a micro-batch, a scalar with a gradient, and its parts for metrics."""
 
     loss: Tensor
     surrogate: Surrogate
@@ -91,7 +91,9 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True)
 class CorrectedLoss:
-    """The policy loss under a correction of `corrections.py`, with KL term and entropy bonus."""
+    """Compute the policy loss under a correction of `corrections.py`, with KL term and entropy
+    bonus.
+    """
 
     correct: Callable[[Tokens], Surrogate]
     """The correction's `surrogate`."""
@@ -187,7 +189,8 @@ def corrected_loss(learner: Learner) -> CorrectedLoss:
 
 
 class LossTerm(Protocol):
-    """A term that a method adds to the loss, computed from the hidden states and the LM head.
+    """Compute a term that a method adds to the loss, from the hidden states and the LM head;
+    protocol.
 
     Shapes: `N` sampled tokens of a micro-batch, `C` numbers that the term sums up for its metrics.
     """

@@ -44,12 +44,11 @@ from mage_kernels import advantage_report, backend_report
 
 
 class Trainer:
-    """A model and its optimizer.
+    """Train a model: each step takes one batch, updates the weights, and makes one policy version.
 
-    A step trains on one batch and makes one policy version. It splits the batch into
-    `learner.minibatches` minibatches, with one optimizer update each, and a minibatch into
-    micro-batches, whose gradients add up. Sequences are never cut; their order is drawn from
-    (seed, version).
+    A step splits its batch into `learner.minibatches` minibatches, with one optimizer update each,
+    and a minibatch into micro-batches, whose gradients add up. Sequences are never cut; their order
+    is drawn from (seed, version).
 
     The proximal log-probs, from which a clip measures how far a token has moved, are those under
     the weights at the beginning of the step. For the first minibatch the training forward gives

@@ -65,7 +65,9 @@ class Settings(Section):
 
 
 class MetaCure(Method):
-    """The bonus, the share of the return and the two roles; each can be used without the others."""
+    """Pay for information, scale the return before the last episode, and train an explorer and an
+    exploiter; each can be used without the others.
+    """
 
     Settings = Settings
     presets: ClassVar = {

@@ -39,7 +39,7 @@ Place = tuple[str, int]
 
 
 class Strategies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Two strategies of a group."""
+    """Hold the first strategies of the two episodes of a group that earned most and least."""
 
     paid: str
     """First strategy of the episode that earned most."""

@@ -31,7 +31,7 @@ def readable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadableTurn:
-    """Hold a turn as chat."""
+    """Hold a turn as chat: what was observed, what the policy answered, and the reward."""
 
     episode: int
     kind: str
@@ -53,7 +53,7 @@ class TurnCredit:
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn(ReadableTurn):
-    """Hold a turn with all that is known of it."""
+    """Hold a turn as chat, with its tokens, staleness, credit and diagnostics."""
 
     number: int
     """Position among all turns of the trial."""
@@ -73,7 +73,7 @@ class ShownTurn(ReadableTurn):
 
 @dataclass(frozen=True, slots=True)
 class ShownEpisode:
-    """Hold an episode as chat."""
+    """Hold the turns of an episode as chat, its reward, and the text after them."""
 
     reward: float
     turns: Sequence[ReadableTurn]
@@ -211,7 +211,7 @@ def _by_episode(
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """Hold a token of a completion."""
+    """Hold a token of a completion: its text, log-prob and provenance."""
 
     text: str
     number: int

@@ -53,7 +53,9 @@ def engine_weight_bytes(engine: Embedded, num_weights: int, num_in_matrices: int
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Hold the memory that a policy takes."""
+    """Hold the numbers from which the memory of a policy is computed: its weights, and the bytes of
+    its keys and values.
+    """
 
     num_weights: int
     num_in_matrices: int

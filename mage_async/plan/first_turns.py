@@ -45,7 +45,9 @@ MAX_EXAMPLE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class FirstTurns:
-    """Hold the results of the first turns."""
+    """Hold how many of the first turns had a valid action, one of them as text, and how long they
+    took.
+    """
 
     num_valid: int
     num_actions: int

@@ -22,7 +22,7 @@ MAX_DEPTH = 3
 
 
 class _Below:
-    """Descriptor: an attribute of `RunDirectory` whose value is the path `root / name`."""
+    """Return the path `root / name` as an attribute of `RunDirectory`; descriptor."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -19,7 +19,8 @@ Record = dict[str, Any]
 
 
 class _FileRecord(dict[str, Any]):
-    """A record, or an object in a record, which knows its file.
+    """Hold a record, or an object in a record, and name its file in the error about a missing
+    field.
 
     So a field that a damaged file lacks raises `MissingField`, and a mistake of this program a
     plain `KeyError`.

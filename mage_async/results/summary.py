@@ -276,7 +276,7 @@ Returns = dict[int, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class BestCheckpoint:
-    """The checkpoint of a run with the largest return of the last episode."""
+    """Name the checkpoint of a run with the largest return of the last episode."""
 
     path: Path
     reason: str

@@ -90,7 +90,8 @@ def action_tokens(action: str, chat: ChatFormat, parser: ActionParser) -> Sequen
 
 
 class TokenPattern:
-    """The token sequences whose text matches a pattern, with the methods of a `TokenTrie`.
+    """Restrict a completion to texts that match a pattern by an automaton, with the methods of a
+    `TokenTrie`.
 
     Nodes are numbers, the root is 0; they are created as a completion reaches them. Where the text
     can only go on in one way, its tokens are forced.

@@ -32,7 +32,7 @@ Span = tuple[int, int]
 
 
 class Tokens(NamedTuple):
-    """Token ids of a text, and the spans of its special tokens."""
+    """Hold the token ids of a text, and the spans of its special tokens."""
 
     ids: tuple[int, ...]
     specials: tuple[Span, ...] = ()
@@ -43,7 +43,7 @@ Tokenize = Callable[[str], Tokens]
 
 
 class ChatFormat:
-    """Token ids of a chat that only grows; contents of messages never become special tokens.
+    """Write a chat that only grows as token ids; contents of messages never become special tokens.
 
     The one exception is what the assistant says in `conversation`, for cloning.
 

@@ -31,7 +31,7 @@ _PIECE = re.compile(r"\S{1,20}")
 
 
 class NextTurn(NamedTuple):
-    """The turn that the next message requests."""
+    """Describe the turn that the next message requests."""
 
     episode: int
     """Number of its episode, from 0."""
@@ -44,7 +44,7 @@ class NextTurn(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """A user message of the current context, with which another context could begin."""
+    """Record a user message of the current context, with which another context could begin."""
 
     stop: int
     """Number of tokens of the context before the answer to the message."""

@@ -116,7 +116,7 @@ def no_turn_fault(task: Task, side: str) -> TrialFault:
 
 
 class SidePlay(Play):
-    """One side of a duel as a `Play`, which its `TrialRun` plays like any other."""
+    """Adapt one side of a duel to `Play`, so that a `TrialRun` plays it like any other."""
 
     def __init__(self, duel: Duel, side: Side) -> None:
         self._duel, self._side = duel, side
@@ -143,8 +143,8 @@ class SidePlay(Play):
 
 
 class TwoSidedRun:
-    """Base of the runs with two sides; has the interface of `TrialRun`, and yields the prompts of
-    both sides.
+    """Play both sides of a trial; base class. It has the interface of `TrialRun`, and yields the
+    prompts of both sides.
 
     A duel is never slow, so its calls are those of the agent's trial, which has none.
 
@@ -226,7 +226,7 @@ class TwoSidedRun:
 
 
 class PastPolicySide:
-    """The past policy's side of one episode.
+    """Play a past policy's side of one episode.
 
     Raises:
         EnvironmentFault: the environment has no opponent's seat.
@@ -279,7 +279,7 @@ class PastPolicySide:
 
 
 class DuelRun(TwoSidedRun):
-    """A trial against a past policy that remembers nothing: each episode is its first."""
+    """Play a trial against a past policy that remembers nothing: each episode is its first."""
 
     def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
         assert self._version is not None, "without memory, only a past policy plays the other seat"
@@ -331,7 +331,7 @@ def _episode_sampling_seed(chance: Chance) -> int:
 
 
 class TwoMemoriesRun(TwoSidedRun):
-    """A trial with two remembering sides.
+    """Play a trial in which both sides remember the earlier episodes.
 
     Each side has a context with the episodes as it observed them and its own remarks, and starts
     the next episode after its remark. The other side is either the same policy (self-play), whose

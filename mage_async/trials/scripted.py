@@ -26,7 +26,7 @@ from mage_async.trials.trial_run import TrialRun
 
 @dataclass(slots=True)
 class GuidedScript:
-    """Script that follows guidance in the first episode, and otherwise another script.
+    """Follow guidance in the first episode, and otherwise another script.
 
     The other script is asked in every state, also where its choice is not used, so that it sees all
     of the trial.
@@ -48,7 +48,7 @@ class GuidedScript:
 
 
 class RandomScript:
-    """Script that chooses any legal action, or any declared word if a turn lists no actions.
+    """Choose any legal action, or any declared word if a turn lists no actions.
 
     Args:
         words: declared words of the environment; may be empty.
@@ -73,7 +73,7 @@ class RandomScript:
 
 @runtime_checkable
 class TurnReader(Protocol):
-    """Script that reads the turns of its trial, with their rewards."""
+    """Read the turns of the trial, with their rewards: what some scripts do; protocol."""
 
     def read(self, turns: Sequence[Turn], episode: int) -> None:
         """Read the turns of the trial so far; `episode` is the current one."""

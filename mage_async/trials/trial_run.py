@@ -57,7 +57,7 @@ from mage_async.trials.trial_config import TrialConfig
 
 @dataclass(slots=True)
 class Counts:
-    """Counts over a trial; the fields of `Trial` with the same names describe them."""
+    """Count over a trial; the fields of `Trial` with the same names describe the counts."""
 
     num_prompt_tokens: int = 0
     num_reused_tokens: int = 0
@@ -75,7 +75,7 @@ class Counts:
 
 
 class _PendingAction(NamedTuple):
-    """An action without an outcome yet."""
+    """Hold an action whose outcome is not known yet."""
 
     start: int
     """Where the completion begins in its segment of the transcript."""

@@ -78,7 +78,7 @@ class SeatStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Hold the strategy of both seats."""
+    """Hold a player's strategy for both seats, with its name and kind."""
 
     name: str
     family: str

@@ -66,7 +66,7 @@ episodes."""
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Describe a product of the shop."""
+    """Describe a product of the shop, as its page shows it."""
 
     name: str
     """Identifier of the product in the shop, such as `B00017`."""

@@ -57,7 +57,7 @@ class _Shared:
 
 
 class Episode:
-    """Play one episode."""
+    """Play one episode in an environment of Gymnasium that is made for it."""
 
     legal_actions: tuple[str, ...] | None = None
     """Legal actions; None if they are not listed."""

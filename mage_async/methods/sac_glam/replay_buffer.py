@@ -229,7 +229,7 @@ def goals_in_hindsight(
 
 
 class _Reader:
-    """Turn played trials into arrays."""
+    """Make a `SoftSequence` of each segment of a trial that has a sampled token."""
 
     def __init__(self, config: Config, environment: Environment, chat: ChatFormat) -> None:
         self._turn_discount = config.credit.turn_discount

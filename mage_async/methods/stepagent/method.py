@@ -188,7 +188,7 @@ MAX_ACTION_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ScriptedExpert:
-    """Advise by a script."""
+    """Advise by the environment's script; what it chooses is checked."""
 
     script: Script
 

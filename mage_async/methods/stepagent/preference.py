@@ -36,7 +36,7 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertPairs:
-    """Pairs of the expert's token and the sampled token, for sampled tokens of a micro-batch."""
+    """Pair the expert's token with the sampled token, for sampled tokens of a micro-batch."""
 
     experts: torch.Tensor
     """int64 [N]: the expert's token; the sampled token where there is no pair."""
@@ -76,7 +76,7 @@ class ExpertPairs:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceLoss:
-    """The loss term of the method: see `mage_async/learning/token_loss.py`."""
+    """Compute a preference for the expert's tokens over the sampled ones, a `LossTerm`."""
 
     settings: Settings
     needs_reference = True

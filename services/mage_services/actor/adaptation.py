@@ -49,7 +49,7 @@ LAST_ONLY: tuple[Arm, ...] = ("swapped", "noise")
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A game in which a model's adaptation is measured, and how the model plays it."""
+    """Describe a game in which a model's adaptation is measured, and how the model plays it."""
 
     label: str
     """Name of the game in the record and in the certificate."""
@@ -102,7 +102,9 @@ class Outcome:
 
 
 class Record:
-    """The files of a measurement: every answer, and the outcome of every finished trial."""
+    """Write every answer and the outcome of every finished trial of a measurement to files, and
+    read them back when it goes on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._answers_file = folder / "answers.jsonl"
@@ -158,8 +160,8 @@ def _of_tokens(tokens: Sequence[int]) -> Completion:
 
 
 class _RecordingEngine:
-    """The engine of one trial: returns a given history, then recorded answers, and then samples
-    further answers and records them.
+    """Answer the prompts of one trial: with a given history, then with recorded answers, and then
+    with samples, which are recorded.
 
     Args:
         name: name of the trial's answers in the record.

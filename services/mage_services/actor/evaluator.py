@@ -345,7 +345,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """The rungs of a ladder that are harder than the tasks as trained."""
+    """List the rungs of a ladder that are harder than the tasks as trained."""
 
     name: str
     """Name of the ladder; of a mix `component/ladder`."""

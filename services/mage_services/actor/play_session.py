@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlaySession:
-    """A task, the policy that plays it, and the function that makes its stage (what begins trials,
-    with an engine).
+    """Hold a task, the format and version of the policy that plays it, and the function that makes
+    its stage (what begins trials, with an engine).
     """
 
     task: Task

@@ -129,7 +129,7 @@ def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
 
 
 class PreflightOrder(msgspec.Struct, frozen=True):
-    """Message to the child: the policy to check."""
+    """Order the child to check a policy."""
 
     tables: dict[str, Any]
     """The resolved configuration, as `config_file.as_tables` returns it."""
@@ -139,7 +139,7 @@ class PreflightOrder(msgspec.Struct, frozen=True):
 
 
 class PreflightReport(msgspec.Struct, frozen=True):
-    """Message from the child: a note on its progress, or, as the last message, its findings."""
+    """Report from the child: a note on its progress, or, as the last message, its findings."""
 
     doing: str = ""
     """Note for people on what has been done and comes next; "" in the last message."""

@@ -136,7 +136,7 @@ class Background(Generic[T]):
 
 
 class _Nothing:
-    """Asynchronous context manager that opens nothing: only the loop is wanted."""
+    """Open nothing, as an asynchronous context manager: only the loop is wanted."""
 
     async def __aenter__(self) -> None: ...
 

@@ -16,7 +16,7 @@ CONNECT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A living node of the cluster."""
+    """Describe a living node of the cluster: its address, cores and GPUs."""
 
     id: str
     """Ray's id of the node, in hex."""

@@ -35,7 +35,7 @@ them. A part of a file is enough to tell two models apart, because training chan
 
 
 class Probe:
-    """Ray actor that looks at one node before a run is started there, and returns plain data."""
+    """Look at one node before a run is started there, as a Ray actor, and return plain data."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None

@@ -46,7 +46,7 @@ class End:
 
 
 class Keeper:
-    """Ray actor that keeps one process of a run.
+    """Keep one process of a run, as a Ray actor.
 
     Args:
         root: the run's directory, on the run's machine.
@@ -192,7 +192,7 @@ _Stamp = tuple[Path, int]
 
 
 class ServedFiles:
-    """Ray actor on the learner's node that sends files of the run to keepers on other nodes.
+    """Send files of the run to keepers on other nodes, as a Ray actor on the learner's node.
 
     A file is put into Ray's object store, which copies it to a node once for all its processes.
     """

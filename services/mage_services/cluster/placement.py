@@ -30,7 +30,8 @@ LOST_NODE_CODE = -signal.SIGKILL
 
 
 class KeptChild:
-    """A process on a node of the cluster, with the interface of a local child (`RunningProcess`).
+    """Run a process on a node of the cluster, with the interface of a local child
+    (`RunningProcess`).
 
     Args:
         keeper: Ray handle of a `Keeper` that has been placed.

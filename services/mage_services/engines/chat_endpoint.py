@@ -144,8 +144,8 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Usage:
-    """Number, tokens and time of calls. An empty answer, after which the call was repeated, counts
-    only for its tokens and the time.
+    """Count calls, their tokens and their time. An empty answer, after which the call was repeated,
+    counts only for its tokens and the time.
     """
 
     calls: int = 0
@@ -167,11 +167,15 @@ class Usage:
 
 
 class _Part(msgspec.Struct):
+    """Describe one part of an answer's content; only parts of type "text" are read."""
+
     type: str
     text: str | None = None
 
 
 class _Message(msgspec.Struct):
+    """Describe the message of an answer, whose content is text or parts."""
+
     content: str | list[_Part] | None = None
     """Models that think may answer in parts, of which those of type "text" are the answer."""
 
@@ -183,15 +187,23 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    """Describe one completion of an answer: its message, and why it ended."""
+
     message: _Message
     finish_reason: str | None = None
 
 
 class _PromptDetails(msgspec.Struct):
+    """Hold the number of prompt tokens that the endpoint took from its cache; None if it does not
+    say.
+    """
+
     cached_tokens: int | None = None
 
 
 class _Counted(msgspec.Struct):
+    """Hold the numbers of tokens of a call, as far as the endpoint states them."""
+
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None

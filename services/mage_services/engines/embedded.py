@@ -57,7 +57,7 @@ may have one of them as its opponent."""
 
 
 class PastPolicies:
-    """Past versions of the policy that are held in memory, each with a scheduler of its own.
+    """Hold past versions of the policy in memory, each with a scheduler of its own.
 
     Each scheduler has a KV cache of its own, so a sequence never reads keys of another version. The
     users of a version are the groups that play against it. A few versions without users are kept

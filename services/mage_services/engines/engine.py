@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Sampler(Protocol):
-    """The part of an engine that a trial needs."""
+    """Sample completions: the part of an engine that a trial needs; protocol."""
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample the completion of a prompt."""

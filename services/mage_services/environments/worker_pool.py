@@ -57,7 +57,7 @@ STUCK_S = 1.0
 
 
 class Ready(Fields):
-    """The process accepts calls."""
+    """Report that the process accepts calls."""
 
 
 class Make(Fields):
@@ -74,14 +74,14 @@ class Make(Fields):
 
 
 class Made(Fields):
-    """The result of a call."""
+    """Return the result of a call, by the number of its `Make`."""
 
     number: int
     answered: Answered
 
 
 class Failed(Fields):
-    """A call raised, or returned a wrong value."""
+    """Report that a call raised, or returned a wrong value."""
 
     number: int
     sentence: str
@@ -98,7 +98,7 @@ class Abandon(Fields):
 
 
 class Abandoned(Fields):
-    """The answer to an `Abandon`, which shows that the process is not stuck."""
+    """Answer an `Abandon`, which shows that the process is not stuck."""
 
     number: int
 
@@ -108,7 +108,7 @@ Answer = Made | Failed | Abandoned
 
 
 class WorkerProcess:
-    """A running worker process, from its start to its end, as the actor sees it.
+    """Send calls to a worker process and receive its answers, from its start to its end.
 
     Attributes:
         is_ready: set once the process accepts calls, or has ended.
@@ -190,7 +190,7 @@ class WorkerProcess:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A slot of the pool for one process, which is started again after its death."""
+    """Keep one process of the pool running: start it when needed, and again after its death."""
 
     process: WorkerProcess | None = None
     num_episodes: int = 0
@@ -229,7 +229,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Episode:
-    """An episode that has begun."""
+    """Hold the slot and the process of an episode that has begun."""
 
     number: int
     slot: _Slot
@@ -238,7 +238,8 @@ class _Episode:
 
 
 class WorkerPool:
-    """A fixed number of worker processes; an episode goes to the one that holds the fewest.
+    """Call users' objects in a fixed number of worker processes; an episode goes to the process
+    that holds the fewest.
 
     Cancellation of any method leaves the processes running; `close` ends them.
     """

@@ -21,7 +21,7 @@ from mage_services.gateway.chat_completions import (
 
 
 class Block(Part, frozen=True):
-    """A block of a message's content: a part, the call of a tool, or the result of one."""
+    """Hold a block of a message's content: a part, the call of a tool, or the result of one."""
 
     id: str | None = None
     """Id of the call that a block of type "tool_use" makes."""
@@ -36,8 +36,8 @@ class Block(Part, frozen=True):
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True):
-    """A message of a conversation as Anthropic's clients send it: the results of tools are blocks
-    of a user's message.
+    """Hold a message of a conversation as Anthropic's clients send it: the results of tools are
+    blocks of a user's message.
     """
 
     role: str
@@ -70,7 +70,7 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
 
 
 class MessagesRequest(msgspec.Struct, frozen=True):
-    """A request for the next message, by Anthropic's protocol; other fields are ignored."""
+    """Request the next message, by Anthropic's protocol; other fields are ignored."""
 
     messages: list[AnthropicMessage]
     model: str = ""

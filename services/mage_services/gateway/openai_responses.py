@@ -23,7 +23,7 @@ from mage_services.gateway.chat_completions import (
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An item of `input`: a message, the call of a function, the output of one, or reasoning."""
+    """Hold an item of `input`: a message, the call of a function, its output, or reasoning."""
 
     type: str = "message"
     role: str = ""
@@ -41,14 +41,14 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    """The form that the text of a response is to have."""
+    """State the form that the text of a response is to have."""
 
     format: dict[str, Any] | None = None
     """Text, any JSON object, or JSON that follows a schema; None: text."""
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True):
-    """A request for a response, by OpenAI's protocol; other fields are ignored."""
+    """Request a response, by OpenAI's protocol; other fields are ignored."""
 
     input: str | list[Item]
     model: str = ""

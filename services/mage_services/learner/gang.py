@@ -41,7 +41,7 @@ END_S = 20.0
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The message of a rank that has imported torch and is about to join the others."""
+    """Report that a rank has imported torch and is about to join the others."""
 
 
 class Gang(AbstractContextManager["Gang"]):

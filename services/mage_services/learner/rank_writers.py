@@ -44,7 +44,7 @@ class RankGone(Exception):
 
 
 class WriterThread:
-    """A thread that writes this rank's part of a file while the training goes on.
+    """Write this rank's part of a file in a thread, while the training goes on.
 
     Every rank has a thread for publications and one for checkpoints, so that neither waits for the
     other, and creates the two in the same order as all ranks. Threads of the same kind work
@@ -96,7 +96,7 @@ class WriterThread:
 
 @dataclass(frozen=True, slots=True)
 class JoinedRank:
-    """A rank that has joined the others, and its writer threads."""
+    """Hold this rank's connection to the other ranks, and its two writer threads."""
 
     ranks: Ranks
     publishing: WriterThread
@@ -118,7 +118,9 @@ NO_DIGEST = "0" * 16
 
 @dataclass(frozen=True, eq=False)
 class SharedSnapshot:
-    """The weights of one version while all ranks write them, with the methods of a `Snapshot`."""
+    """Give access to the weights of one version while all ranks write them, with the methods of a
+    `Snapshot`.
+    """
 
     version: int
     places: tuple[Place, ...]

@@ -50,7 +50,7 @@ def is_sampled(version: int, steps: int) -> bool:
 
 
 class RunLog:
-    """Writer of the run's files; it continues those of earlier processes of the run."""
+    """Write the run's files; they continue those of earlier processes of the run."""
 
     def __init__(
         self,

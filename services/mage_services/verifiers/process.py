@@ -188,7 +188,7 @@ class _Processes:
 
 
 class Program(NumberedTasks, AgentProgram):
-    """Environment whose episodes are rollouts; a task is an index of the taskset."""
+    """Play rollouts of a taskset, one an episode; a task is an index of the taskset."""
 
     processes: _Processes
 

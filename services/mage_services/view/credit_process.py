@@ -39,7 +39,7 @@ class CreditRequest(msgspec.Struct, frozen=True):
 
 
 class StepCredit(msgspec.Struct, frozen=True):
-    """Answer a `CreditRequest`."""
+    """Return the credit of the turns of a step, the answer to a `CreditRequest`."""
 
     run: str
     step: int

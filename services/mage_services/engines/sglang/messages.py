@@ -37,14 +37,14 @@ class Start(Fields):
 
 
 class Serving(Fields):
-    """The process takes requests."""
+    """Report that the model is loaded and the process takes requests."""
 
     facts: str
     """Description of the server in one line."""
 
 
 class Failed(Fields):
-    """SGLang cannot be started; the process ends."""
+    """Report that SGLang could not be started; the process then ends."""
 
     reason: str
 
@@ -75,13 +75,13 @@ class Generate(Fields):
 
 
 class PromptCached(Fields):
-    """The KV cache holds a request's prompt."""
+    """Report that the KV cache holds a request's prompt, so that equal prompts may be sent."""
 
     rid: str
 
 
 class Generated(Fields):
-    """A request has ended, with these tokens.
+    """Report that a request has ended, finished or aborted, and return its tokens.
 
     Shapes: `n` sampled tokens.
     """
@@ -102,7 +102,7 @@ class Generated(Fields):
 
 
 class Refused(Fields):
-    """A request cannot be served."""
+    """Report that a request cannot be served."""
 
     rid: str
     reason: str
@@ -125,7 +125,7 @@ class Prepare(Fields):
 
 
 class Prepared(Fields):
-    """The answer to `Prepare`; an error is reported by the answer to the `Load` that follows."""
+    """Answer a `Prepare`; an error is reported by the answer to the `Load` that follows."""
 
 
 class Load(Fields):
@@ -141,7 +141,7 @@ class Load(Fields):
 
 
 class Loaded(Fields):
-    """The answer to `Load`."""
+    """Answer a `Load`: report the weights in use, or why they could not be loaded."""
 
     version: int
     """Version of the weights that are in use now."""

@@ -94,7 +94,7 @@ Update = Callable[[], Awaitable[str]]
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request under way."""
+    """Hold a request under way: its task, its tokens so far, and where the weights changed."""
 
     task: asyncio.Task[None]
     cuts: list[tuple[int, int]]

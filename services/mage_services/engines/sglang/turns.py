@@ -35,7 +35,9 @@ from mage_services.processes.child_process import settle
 
 @dataclass(slots=True, eq=False)
 class PendingTurn:
-    """A turn, and the future of its completion."""
+    """Hold a turn until its completion is sampled, over as many requests and processes as that
+    takes.
+    """
 
     turn: TurnRequests
     future: asyncio.Future[Completion]
@@ -84,7 +86,9 @@ class PendingTurn:
 
 @dataclass(slots=True, eq=False)
 class PendingLoad:
-    """A version to be loaded, and the future of the report that its fingerprint was accepted."""
+    """Hold a version until a process has loaded it; the future gets the report that its fingerprint
+    was accepted.
+    """
 
     version: int
     path: Path
@@ -115,7 +119,8 @@ MAX_DEATHS_OF_A_TURN = 3
 
 
 class TurnQueue:
-    """The turns that are held back, wait for an equal prompt, or are under way.
+    """Send the requests of turns. During a load turns are held back, and turns with an equal prompt
+    wait for the first of them.
 
     Args:
         silence_s: time limit for the answer to an abort; a process that exceeds it hangs.

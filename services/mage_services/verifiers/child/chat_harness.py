@@ -13,7 +13,7 @@ __all__ = ["ChatHarness", "ChatHarnessConfig"]
 
 
 class ChatHarnessConfig(vf.HarnessConfig):
-    """Configuration without settings."""
+    """Declare a configuration without settings."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
