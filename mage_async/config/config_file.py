@@ -34,11 +34,11 @@ from mage_async.config.tables import (
     Table,
     expanded,
     hints_of,
-    joined,
+    join_key,
     kind_key,
     may_be_absent,
     merged,
-    names_in,
+    split_key,
     table_class,
 )
 from mage_async.errors import ConfigError
@@ -220,7 +220,7 @@ class AssignedTree:
         self._has_preset_steps = "learner.steps" in keys
         for key, value in keys.items():
             if value == {}:  # the empty table of a method turns the method on
-                self._table_at(names_in(key))
+                self._table_at(split_key(key))
             else:
                 self._set(key, value)
         for text in assignments:
@@ -251,7 +251,7 @@ class AssignedTree:
             ConfigError: the text is no assignment, or one of the tables on its path is a value.
         """
         key, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not names_in(key):
+        if not equals or not split_key(key):
             raise ConfigError(f"--set takes a.b=value, got {text!r}")
         if key == "policy.source" and "policy.kind" not in self._texts:
             self._set("policy.kind", "pretrained")  # the only kind with a source
@@ -273,7 +273,7 @@ class AssignedTree:
         removed. Keys that `--set` has assigned stay, so that the schema refuses them with an error
         instead of ignoring them.
         """
-        *names, leaf = names_in(key)
+        *names, leaf = split_key(key)
         table, hint = self._table_at(names)
         section = table_class(hint, table)
         inside = hints_of(section).get(leaf) if section else None
@@ -281,7 +281,7 @@ class AssignedTree:
             # `learner.correction=tis` is short for `learner.correction.kind=tis`.
             self._set(f"{key}.{kind_key(inside)}", value)
         elif leaf == kind_key(hint):
-            path = joined(names)
+            path = join_key(names)
             # The file's warm start was chosen for its own kind of policy, which is the schema's if
             # the file states none.
             is_other_policy = path == "policy" and value != table.get(leaf, Config().policy.kind)
@@ -318,7 +318,7 @@ class AssignedTree:
                 table[name] = {}
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                path = joined(names[: depth + 1])
+                path = join_key(names[: depth + 1])
                 raise self.error(path, f"`{path}` is a value, not a table")
         return table, hint
 
@@ -396,7 +396,7 @@ def _method_tables(assigned: AssignedTree, tree: Table, *, is_recorded: bool) ->
             try:
                 settings = method_class(name).Settings
             except ConfigError as error:
-                raise assigned.error(joined(["methods", name]), str(error)) from error
+                raise assigned.error(join_key(["methods", name]), str(error)) from error
             found[name] = msgspec.to_builtins(_convert(table, settings, f'$.methods."{name}"'))
     return found
 

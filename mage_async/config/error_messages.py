@@ -18,12 +18,12 @@ from mage_async.config.tables import (
     MethodTables,
     Table,
     hints_of,
-    joined,
+    join_key,
     kind_key,
     kinds,
     may_be_absent,
-    names_in,
     registry_of,
+    split_key,
     table_class,
 )
 from mage_async.methods.catalogue import method_class
@@ -194,7 +194,7 @@ def _unknown(name: str, path: str, tree: Table) -> Fault:
 
 def _key(path: str, *names: str) -> str:
     """Return a key as `--set` takes it, from a path of msgspec, which begins with "$"."""
-    return joined([*names_in(path)[1:], *names])
+    return join_key([*split_key(path)[1:], *names])
 
 
 def _declared(path: str, tree: Table) -> tuple[Any, Any]:
@@ -205,7 +205,7 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
     """
     hint: Any = Config
     value: Any = tree
-    for step in names_in(path)[1:]:
+    for step in split_key(path)[1:]:
         name, _, index = step.removesuffix("]").partition("[")
         if hint == MethodTables:  # `name` is that of a method, whose class declares its keys
             hint = method_class(name).Settings

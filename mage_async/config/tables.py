@@ -23,13 +23,13 @@ NONE = "none"
 """The value by which a file or `--set` leaves out a table."""
 
 
-def names_in(path: str) -> list[str]:
+def split_key(path: str) -> list[str]:
     """Split a key at its dots; a quoted name may hold dots: `methods."package.file:Mine".rate`."""
     return [name.strip('"') for name in re.findall(r'"[^"]*"|[^."]+', path)]
 
 
-def joined(names: Iterable[str]) -> str:
-    """Join names to a key, the reverse of `names_in`."""
+def join_key(names: Iterable[str]) -> str:
+    """Join names to a key, the reverse of `split_key`."""
     return ".".join(f'"{name}"' if "." in name else name for name in names)
 
 

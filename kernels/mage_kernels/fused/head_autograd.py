@@ -6,7 +6,7 @@ recomputes logits by a GEMM, except those of rows that the forward has kept. `Fu
 computes a loss and its gradients in a single pass over chunks of rows. There are no atomics and no
 locks, so two runs give the same bits.
 
-Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient or of a chunk, `C` columns
+Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient, `C` columns
 of a chunk. dX is the gradient of the hidden states, dW that of the LM head.
 """
 
@@ -210,18 +210,18 @@ class FusedPolicyLoss(SinglePassLoss):
         data: TokenData,
         loss: Surrogate,
         inverse_temperature: float | Tensor,
-        normaliser: float,
+        divisor: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, and log-prob and entropy of each token, `[T]` each.
 
         Args:
-            normaliser: divides the sum of the tokens' losses; it is not that of a softmax.
+            divisor: divides the sum of the tokens' losses.
         """
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         data = TokenData._make(None if field is None else field.contiguous() for field in data)
         options: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
         scales = by_row(inverse_temperature, hidden)
-        inverse_normaliser = torch.full((1,), normaliser, **options).reciprocal()
+        inverse_divisor = torch.full((1,), divisor, **options).reciprocal()
         wants_gradient, is_frozen = any(ctx.needs_input_grad), not ctx.needs_input_grad[1]
         logprob, entropy = row_vectors(2, len(hidden), hidden.device)
         total = torch.zeros(1, **options)
@@ -232,7 +232,7 @@ class FusedPolicyLoss(SinglePassLoss):
             results = forward_rows(part, head, tokens[rows], part_scales, kept)
             logprob[rows], entropy[rows], _ = results
             losses, *derivatives = surrogate_gradient(
-                *results[:2], data.rows(rows), loss, inverse_normaliser
+                *results[:2], data.rows(rows), loss, inverse_divisor
             )
             total += losses.sum()
             if kept is None:
@@ -257,4 +257,4 @@ class FusedPolicyLoss(SinglePassLoss):
             ctx.save_for_backward(d_hidden, d_head)
         ctx.mark_non_differentiable(logprob, entropy)
         ctx.set_materialize_grads(False)  # those of log-prob and entropy are None, not 0
-        return (total * inverse_normaliser).squeeze(0), logprob, entropy
+        return (total * inverse_divisor).squeeze(0), logprob, entropy
