@@ -170,7 +170,7 @@ def _command_runner(name: str, command: str) -> Callable[..., Any]:
         """Play an episode by one run of the command, and return its reward."""
         values = {"task": task, "episode": episode, "seed": seed}
         line = [_filled(word, values) for word in words]
-        return await _output_of(line, base_url, api_key)
+        return await _reward_of_command(line, base_url, api_key)
 
     return run
 
@@ -180,7 +180,7 @@ def _filled(word: str, values: dict[str, Any]) -> str:
     return re.sub(r"\{(task|episode|seed)\}", lambda found: str(values[found[1]]), word)
 
 
-async def _output_of(line: list[str], base_url: str, api_key: str) -> float:
+async def _reward_of_command(line: list[str], base_url: str, api_key: str) -> float:
     """Run a command; return the number on its last line. Cancellation kills its process group.
 
     Raises:
