@@ -208,8 +208,8 @@ class Snapshot:
             if place := by_name.get(name):
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
-        checked = {} if base is None else tensors
-        lengths, rows = checked_rows(checked | weights, layers, version)
+        # Of adapters, rows of both matrices and of the merged weights are checksummed.
+        lengths, rows = checked_rows(tensors | weights, layers, version)
         ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
         return Snapshot(version, places, data, rows, lengths, ready, logprobs, bool(layers), base)
 
@@ -235,8 +235,8 @@ class Snapshot:
     def fingerprint(self) -> WeightFingerprint:
         """Return the fingerprint that an engine's weights must have.
 
-        Weights on a GPU have no sums: they are sent from there, and an engine's host never sees
-        them either.
+        The bytes of weights on a GPU are not summed: they are sent from there, and never come into
+        the memory of an engine's host. (`write` copies them to this host first.)
         """
         data = None if self.data.is_cuda else self.data
         scored = [] if self.logprobs is None else self._in_host_memory(self.logprobs).tolist()
@@ -265,22 +265,24 @@ def fingerprint_of(
     """Return a fingerprint without row checksums.
 
     Args:
-        data: Weights in host memory, uint8 [bytes]; None if they are not there, so that they get no
-            sums.
-        logprobs: Probe log-probs in nats; empty if they were not computed: then only a sample of
-            the bytes is summed, except of adapters.
-        base: The frozen weights, if the tensors are adapters.
+        data: Weights in host memory, uint8 [bytes]; None if they are not there: then no bytes are
+            summed.
+        logprobs: Probe log-probs in nats; empty if they were not computed.
+        base: The frozen weights, if the tensors are adapters. All bytes of adapters are summed, as
+            are those of weights with `logprobs`; of other weights, a sample.
     """
     dtypes = {place.dtype for place in places} | ({getattr(torch, base.dtype)} if base else set())
-    sums_all = bool(logprobs or base)
-    named = placed(places, data) if data is not None and sums_all else ()
-    sampled = None if sums_all else data
+    tensors, sample = dict[str, str](), ""
+    if data is not None and (logprobs or base):
+        tensors = {name: tensor_digest(name, tensor) for name, tensor in placed(places, data)}
+    elif data is not None:
+        sample = sample_digest(data.numpy(), version)
     return WeightFingerprint(
         version=version,
         base=base,
         precision=precision_of(min(dtypes, key=lambda dtype: dtype.itemsize)),
-        tensors={name: tensor_digest(name, tensor) for name, tensor in named},
-        sample=sample_digest(sampled.numpy(), version) if sampled is not None else "",
+        tensors=tensors,
+        sample=sample,
         logprobs=tuple(value if math.isfinite(value) else None for value in logprobs),
     )
 

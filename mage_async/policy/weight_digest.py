@@ -19,11 +19,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mage_async.inference.weight_fingerprint import AdapterBase, probe_tokens, with_both_roles
+from mage_async.inference.weight_fingerprint import probe_tokens, with_both_roles
 from mage_async.learning.adapters import has_roles, trained_tensors
 from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import TokenRow
-from mage_async.policy.snapshot import Snapshot
 
 DIGEST_BYTES = 8
 """Number of bytes of a digest."""
@@ -61,20 +60,6 @@ def sum_digests(tensors: dict[str, torch.Tensor], sums: torch.Tensor) -> dict[st
 def overall(tensors: dict[str, str]) -> str:
     """Combine the digests of all tensors into one."""
     return blake2b("".join(tensors.values()).encode(), digest_size=DIGEST_BYTES).hexdigest()
-
-
-def digested_snapshot(
-    model: PreTrainedModel, version: int, *, with_logprobs: bool, base: AdapterBase | None = None
-) -> tuple[Snapshot, dict[str, str]]:
-    """Copy a model's weights to publish them, and compute their `tensor_digests`.
-
-    Args:
-        with_logprobs: Whether the copy also has the log-probs of the probe tokens.
-        base: The frozen weights of a model with adapters (`snapshot.base_of`), of which the
-            adapters alone are copied; None copies all weights.
-    """
-    snapshot = Snapshot.of(model, version, probe_logprobs(model) if with_logprobs else None, base)
-    return snapshot, tensor_digests(model)
 
 
 def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:

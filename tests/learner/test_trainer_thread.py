@@ -152,7 +152,7 @@ def test_a_copy_of_the_weights_without_enough_memory_names_the_keys_that_help(
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(trainer_thread, "digested_snapshot", fail)
+    monkeypatch.setattr(trainer_thread, "tensor_digests", fail)
     with pytest.raises(
         DeterministicFailure,
         match=r"^a copy of the weights does not fit .*learner\.max_tokens_per_microbatch = 300",

@@ -29,14 +29,8 @@ from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint
 from mage_async.policy.full_disk import writing
 from mage_async.policy.load import load_frozen_policies, loads_on
 from mage_async.policy.lora import load_trained, publishes_adapters
-from mage_async.policy.snapshot import base_of
-from mage_async.policy.weight_digest import (
-    digested_snapshot,
-    is_scored,
-    overall,
-    probe_logprobs,
-    tensor_digests,
-)
+from mage_async.policy.snapshot import Snapshot, base_of
+from mage_async.policy.weight_digest import is_scored, overall, probe_logprobs, tensor_digests
 from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.summary import best_checkpoint
@@ -47,7 +41,6 @@ from mage_services.weights.weight_store import weights_file
 
 if TYPE_CHECKING:
     from mage_async.inference.weight_fingerprint import AdapterBase
-    from mage_async.policy.snapshot import Snapshot
     from mage_services.learner.rank_writers import JoinedRank, SharedSnapshot
 
 
@@ -80,9 +73,8 @@ class Training:
         self.sharded = joined.files(trainer) if joined else None
         """Writes the model's files if the model lies on several ranks; None on one rank."""
         self.num_published = 0
-        """Number of versions whose weights this process has copied for publication: the one that it
-        began with, whose copy is scored, and one more for each step that it has trained and that
-        the journal did not have."""
+        """Number of versions that this process has copied for publication: the one that it began
+        with, and that of each new step. Steps of the journal that it trained again do not count."""
         self._base: AdapterBase | None = None
         """What published adapters are added to; None before the first, and if whole weights are
         published."""
@@ -212,8 +204,8 @@ class Training:
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
     def limited_memory(self, what: str = "") -> AbstractContextManager[None]:
-        """Return the context in which a step is trained, or weights are copied: see
-        `limited_memory`.
+        """Return this module's `limited_memory` for this run, in which a step is trained or weights
+        are copied.
 
         Args:
             what: What needs the memory; empty for the next step.
@@ -255,9 +247,8 @@ class Training:
             self._base = base_of(model)
         if not self.sharded:
             with self.limited_memory(COPY):
-                return digested_snapshot(
-                    model, version, with_logprobs=with_logprobs, base=self._base
-                )
+                logprobs = probe_logprobs(model) if with_logprobs else None
+                return Snapshot.of(model, version, logprobs, self._base), tensor_digests(model)
         digests, logprobs = self._digests(), None
         if with_logprobs:
             with self.trainer.read(num_forwards=1) as model:
