@@ -135,7 +135,7 @@ def test_versions_share_what_adapters_leave_alone(tmp_path: Path) -> None:
                 first = first or served(engine)
             assert served(engine).embedding is first.embedding
             assert served(engine).layers[0].qkv is not first.layers[0].qkv
-            await engine.load_past(1, files.file(1))
+            await engine.load_past(1, files.announced_path(1))
             (past,) = engine._past_policies.schedulers()
             assert past.model.weights.embedding is first.embedding
 

@@ -243,8 +243,10 @@ def test_a_restarted_learner_grants_what_it_would_have(
     for version in range(7):
         if version:
             records.append(Commit(version=version, grants=(), digest="d", tensors={}, time_s=1.0))
-        records.append(Published(version=version, path=str(weights.file(version)), digest="d"))
-        weights.file(version).write_bytes(b"weights")
+        records.append(
+            Published(version=version, path=str(weights.announced_path(version)), digest="d")
+        )
+        weights.announced_path(version).write_bytes(b"weights")
 
     async def main() -> None:
         first = Site(config, weights, records)
@@ -253,7 +255,7 @@ def test_a_restarted_learner_grants_what_it_would_have(
         against = [each for each in before if each.rival is not None]
         assert against
         for each in against:
-            assert each.rival.path == str(weights.file(each.rival.version).resolve())
+            assert each.rival.path == str(weights.announced_path(each.rival.version).resolve())
             assert each.member == name_of(each.rival.version)
         granted = [each for each in first.journal.durable_records() if isinstance(each, Granted)]
         assert [record.grant for record in granted] == before
@@ -302,9 +304,9 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
     rules = msgspec.structs.replace(config.population, rivals=1.0, every=every, kept=1)
     config = msgspec.structs.replace(config, population=rules)
     weights = WeightFiles(tmp_path)
-    there = [Published(version=v, path=str(weights.file(v)), digest="d") for v in (0, 1)]
+    there = [Published(version=v, path=str(weights.announced_path(v)), digest="d") for v in (0, 1)]
     for version in (0, 1):
-        weights.file(version).write_bytes(b"weights")
+        weights.announced_path(version).write_bytes(b"weights")
 
     async def main() -> None:
         records = [first_segment_header(0, 0), there[0]]
@@ -338,7 +340,7 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
 
 def test_weights_that_the_journal_names_and_that_are_gone_are_named(tmp_path: Path) -> None:
     weights = WeightFiles(tmp_path)
-    weights.file(2).write_bytes(b"weights")
+    weights.announced_path(2).write_bytes(b"weights")
     check_rivals({2}, WeightStore(weights))
     with pytest.raises(RunError, match=r"rivals whose weights are gone: .*v000004\.safetensors"):
         check_rivals({2, 4}, WeightStore(weights))
@@ -354,7 +356,7 @@ def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
     """`mage play RUN_DIR --member policy-7`, with and without `--watch`."""
     chat, environment = load_chat(policy), environment_of(config)
     weights, task = WeightFiles(tmp_path), Task("kuhn", "policy-7", 3, 1)
-    weights.file(7).write_bytes(rivals[0].read_bytes())
+    weights.announced_path(7).write_bytes(rivals[0].read_bytes())
 
     def make() -> Stage:
         rules = trial_config_of(config, environment, chat, 2)

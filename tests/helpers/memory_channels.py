@@ -93,10 +93,10 @@ class MemoryWeights:
     def write(self, snapshot: "Snapshot") -> Path:
         """As `WeightFiles.write`."""
         self._versions.append(snapshot.version)
-        return self.file(snapshot.version)
+        return self.announced_path(snapshot.version)
 
-    def file(self, version: int) -> Path:
-        """As `WeightFiles.file`."""
+    def announced_path(self, version: int) -> Path:
+        """As `WeightFiles.announced_path`."""
         return Path(f"/weights/{version}")
 
     def versions(self) -> list[int]:

@@ -195,7 +195,7 @@ async def play_person_and_agent(
     environment, trial_config = stage.environment, stage.config
     async with stage.engine as engine, stage.workers:
         if version is not None:
-            if not (file := weights.file(version)).is_file():
+            if not (file := weights.announced_path(version)).is_file():
                 kept = ", ".join(map(name_of, weights.versions()))
                 raise RunError(f"{file} is not there: the run has kept {kept}")
             await engine.load_past(version, file)

@@ -87,7 +87,7 @@ class WeightSender(WeightFiles):
 
     def write(self, snapshot: AnySnapshot) -> Path:
         """Keep a version, write its manifest, and return the manifest's path."""
-        file = self.file(snapshot.version)
+        file = self.announced_path(snapshot.version)
         if self._shards is not None:
             self._shards.write(snapshot)
         if self._is_evaluated(snapshot.version):
@@ -117,7 +117,7 @@ class WeightSender(WeightFiles):
         for version in versions:
             if self.weights_path(version).exists():
                 self._remove_earlier(version)
-            self.file(version).unlink()
+            self.announced_path(version).unlink()
             self.weights_path(version).unlink(missing_ok=True)
             del self._snapshots[version]
         if self._shards is not None:
@@ -140,7 +140,7 @@ class WeightSender(WeightFiles):
         """Return where weights go, in a few words."""
         return f"weights are sent by {self._backend}, to each engine in a group of its own"
 
-    def file(self, version: int) -> Path:
+    def announced_path(self, version: int) -> Path:
         """Return the path of a version's manifest."""
         return self.weights_path(version).with_suffix(".json")
 

@@ -122,7 +122,7 @@ class WeightStore:
 
     def path(self, version: int) -> Path:
         """Return the path of a version, whether or not it is there."""
-        return self._transport.file(version).resolve()
+        return self._transport.announced_path(version).resolve()
 
     def publications_before(self, newest: int) -> list[Publication]:
         """Return the announcements of the `lag` versions before `newest`, oldest first.
@@ -281,7 +281,7 @@ class WeightFiles:
         """
         with writing(f"weights of version {snapshot.version} to {self._folder}"):
             snapshot.write(self.weights_path(snapshot.version))
-        return self.file(snapshot.version)
+        return self.announced_path(snapshot.version)
 
     def versions(self) -> list[int]:
         """Return the stored versions, oldest first."""
@@ -296,9 +296,9 @@ class WeightFiles:
         """Return where weights go, in a few words."""
         return f"weights are published in {self._folder}"
 
-    def file(self, version: int) -> Path:
-        """Return the path under which a version is announced: that of its weights. `WeightSender`
-        announces a manifest instead.
+    def announced_path(self, version: int) -> Path:
+        """Return the path that engines hear of: here, that of the weights; of a `WeightSender`,
+        that of a manifest.
         """
         return self.weights_path(version)
 
