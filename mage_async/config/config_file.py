@@ -61,7 +61,16 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
 
 def note_on_preset(path: Path, assignments: Sequence[str], method: str | None) -> str:
     """Return a sentence that says that a method's preset replaces the file's discount, or ""."""
-    return AssignedTree(_resolved(path), str(path), assignments, method).note
+    own, after = (
+        _stated(AssignedTree(_resolved(path), str(path), assignments, each).tree, DISCOUNT)
+        for each in (None, method)
+    )
+    if None in (own, after) or own == after:
+        return ""
+    return (
+        f"--method {method}: {DISCOUNT} = {after} instead of the file's {own}; "
+        f"--set {DISCOUNT}={own} keeps it"
+    )
 
 
 def load_recorded(
@@ -199,21 +208,14 @@ class AssignedTree:
     ) -> None:
         self.tree, self._where = tree, where
         """Content of the file with the changes, as nested dictionaries; and the file."""
-        file_discount = _stated(tree, DISCOUNT)
-        self.note = ""
-        """Sentence that says that the preset replaces the discount which the file states, or ""."""
-        texts = [text.partition("=") for text in assignments]
-        # A value may be written as a TOML string, such as environment.name="rps", or 'rps'.
-        given = {key.strip(): value.strip(" \"'") for key, _, value in texts}
         keys: Mapping[str, Any] = {}
         if method:
-            environment = given.get("environment.name", _stated(tree, "environment.name"))
-            keys = keys_of_method(method, environment=environment, stated_discount=file_discount)
-        preset_discount = keys.get(DISCOUNT, file_discount)
-        if file_discount not in (None, preset_discount) and DISCOUNT not in given:
-            self.note = (
-                f"--method {method}: {DISCOUNT} = {preset_discount} instead of the file's "
-                f"{file_discount}; --set {DISCOUNT}={file_discount} keeps it"
+            environment = _stated(tree, "environment.name")
+            for key, _, value in (text.partition("=") for text in assignments):
+                if key.strip() == "environment.name":
+                    environment = toml_value(value.strip())
+            keys = keys_of_method(
+                method, environment=environment, stated_discount=_stated(tree, DISCOUNT)
             )
         self._texts: dict[str, str] = {}
         """Texts of the assignments by key, the newest last."""

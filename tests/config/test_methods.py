@@ -170,6 +170,8 @@ def test_a_preset_keeps_the_discount_of_a_file_or_says_that_it_does_not(
     asked = ["credit.episode_discount=0.7"]
     assert config_file.load(path, asked, method).credit.episode_discount == 0.7
     assert not config_file.note_on_preset(path, asked, method)
+    # A credit without this discount has none to keep.
+    assert not config_file.note_on_preset(path, ["credit.kind=single_episode"], method)
 
 
 def test_the_papers_carry_histories_and_reflections_and_the_codes_reflections_alone():
