@@ -231,22 +231,21 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
         if is_recorded or not _has_foreign_environment(whole):
             return WITH_TINY
         return merged(WITH_TINY, WITH_FOREIGN_ENVIRONMENT, Config)
-    is_on_gpu = learner.get("device", "cpu") != "cpu"
     if policy.get("kind") != "pretrained" or is_recorded:
         return {}
-    found = ONE_SCALE if _has_foreign_environment(whole) else {}
-    if is_on_gpu:
-        is_adapted = policy.get("lora", NONE) != NONE
-        return merged(found, ON_GPU if is_adapted else merged(ON_GPU, MASTERS, Config), Config)
+    chosen = [ONE_SCALE] if _has_foreign_environment(whole) else []
+    if learner.get("device", "cpu") != "cpu":
+        chosen += [ON_GPU] if policy.get("lora", NONE) != NONE else [ON_GPU, MASTERS]
     # Other engines need a GPU, for which the schema's defaults are made.
-    if engine.get("kind") != "embedded":
-        return found
-    found = merged(found, ON_CORES, Config)
-    if _multiplies_bfloat16():
-        found = merged(found, BFLOAT16_ENGINE, Config)
-        # `ON_CORES` adds adapters, so here a missing key means adapters.
-        if policy.get("lora") != NONE:
-            found = merged(found, BFLOAT16_ADAPTED, Config)
+    elif engine.get("kind") == "embedded":
+        chosen.append(ON_CORES)
+        if _multiplies_bfloat16():
+            # `ON_CORES` adds adapters, so here a missing key means adapters.
+            is_adapted = policy.get("lora") != NONE
+            chosen += [BFLOAT16_ENGINE, BFLOAT16_ADAPTED] if is_adapted else [BFLOAT16_ENGINE]
+    found: Table = {}
+    for each in chosen:
+        found = merged(found, each, Config)
     return found
 
 
