@@ -326,8 +326,9 @@ class EmbeddedEngine(Engine):
         builder = FingerprintBuilder(published, None if is_sent else path)
         # `like`: weights of the same base, if a version of it was read. Their embedding, norm and
         # LM head are used again instead of being converted once more.
-        adapters, like, passing = None, None, builder.passing(named)
-        if published is not None and (base := published.base) is not None:
+        if published is None or (base := published.base) is None:
+            adapters, like, passing = None, None, builder.passing(named)
+        else:
             # Copied out of the mapped file: the bytes that are summed are then those merged below.
             copied = builder.passing((name, tensor.clone()) for name, tensor in named)
             adapters = Adapters(dict(copied), base)
@@ -351,10 +352,9 @@ class EmbeddedEngine(Engine):
             first = replace(weights, layers=(), second_role=())
             like = self._unadapted.setdefault(adapters.base.dtype, first)
             weights = replace(weights, embedding=like.embedding, norm=like.norm, head=like.head)
-        is_scored = published is not None and published.logprobs
-        logprobs = (
-            probe_logprobs(weights, model.architecture, model.arithmetic) if is_scored else ()
-        )
+        logprobs: tuple[float, ...] = ()
+        if published is not None and published.logprobs:
+            logprobs = probe_logprobs(weights, model.architecture, model.arithmetic)
         return (weights, adapters), builder.fingerprint(version, self._precision(), logprobs)
 
     def _swap(self) -> None:
