@@ -86,9 +86,16 @@ def places_of(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:
         start = end
 
 
-def head_of(places: tuple[Place, ...], **metadata: str) -> bytes:
-    """Return the header of a safetensors file, with the length before it."""
-    entries = {"__metadata__": {"format": "pt", **metadata}} | {
+def head_of(places: tuple[Place, ...], fingerprint: WeightFingerprint | None = None) -> bytes:
+    """Return the header of a safetensors file, with the length before it.
+
+    Args:
+        fingerprint: Fingerprint of published weights; None for other files, such as checkpoints.
+    """
+    metadata = {"format": "pt"}
+    if fingerprint is not None:  # in the file it is called `receipt`
+        metadata |= {"version": str(fingerprint.version), "receipt": fingerprint.text()}
+    entries = {"__metadata__": metadata} | {
         place.name: {
             "dtype": DTYPES[place.dtype],
             "shape": place.shape,
@@ -203,11 +210,10 @@ class Snapshot:
         copied = merged_tensors(model) if base is None else tensors.items()
         places = tuple(places_of(tensors))
         data = torch.empty(places[-1].end, dtype=torch.uint8, device=model.device)
-        by_name = {place.name: place for place in places}
+        copies = dict(placed(places, data))
         for name, tensor in copied:
-            if place := by_name.get(name):
-                view = data[place.start : place.end].view(place.dtype)
-                view.copy_(tensor.reshape(-1))
+            if name in copies:  # all but a tied LM head
+                copies[name].copy_(tensor)
         # Of adapters, rows of both matrices and of the merged weights are checksummed.
         lengths, rows = checked_rows(tensors | weights, layers, version)
         ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
@@ -220,11 +226,10 @@ class Snapshot:
         """
         working = part_of(file)
         host = replace(self, data=on_host(self.data, self.ready))
-        fingerprint = host.fingerprint().text()
+        head = head_of(self.places, host.fingerprint())
         try:
             with working.open("wb") as out:
-                # In the file the fingerprint is called `receipt`.
-                out.write(head_of(self.places, version=str(self.version), receipt=fingerprint))
+                out.write(head)
                 out.write(host.data.numpy().data)
         except OSError:
             working.unlink(missing_ok=True)  # the space that a part takes is needed by other files

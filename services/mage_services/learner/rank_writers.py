@@ -167,8 +167,7 @@ class SharedSnapshot:
         self.written.result()
         working = part_of(self.file)
         if working.exists():
-            receipt = self.fingerprint().text()
-            head = head_of(self.places, version=str(self.version), receipt=receipt)
+            head = head_of(self.places, self.fingerprint())
             assert len(head) == self.start
             write_head(working, head)
             working.chmod(0o644)
@@ -209,7 +208,7 @@ class ShardedFiles:
         # at which offset they begin. A scored version has a digest of each tensor, another version
         # one of a sample of them all (`fingerprint_of`).
         draft = replace(fingerprint, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
-        start = len(head_of(places, version=str(trainer.version), receipt=draft.text()))
+        start = len(head_of(places, draft))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
         self._joined.ranks.send_all(order)
