@@ -708,10 +708,11 @@ async def main(startup: Startup, status: Status) -> None:
                 finished = await asyncio.to_thread(_last, startup)
         version, weights = finished or _welcomed(message)
         # Without a curve there is nothing to play before the training has ended.
-        is_idle = not finished and not config.evaluation.every
+        is_idle = finished is None and not config.evaluation.every
         if is_idle:
             status.send("ready")
             await curve_evaluator.wait_for_end(version)
+            finished = await asyncio.to_thread(_last, startup)
         if finished:  # the training is over
             restore_priority()
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
@@ -720,7 +721,7 @@ async def main(startup: Startup, status: Status) -> None:
             status.send("ready")
             episodes = config.evaluation.episodes
             evaluator = Evaluator(config, chat, engine, workers, episodes)
-            if finished is None and not is_idle:
+            if finished is None:
                 await curve_evaluator.follow(evaluator, version, weights)
             else:
                 if is_idle or curve_evaluator.lacks(0):
@@ -728,8 +729,6 @@ async def main(startup: Startup, status: Status) -> None:
                     # the learner's welcome named a later one, or the training had ended before
                     # this process began.
                     await curve_evaluator.begin(evaluator, 0)
-                if finished is None:
-                    finished = await asyncio.to_thread(_last, startup)
                 version, weights = finished
                 await engine.load(version, weights)  # of a checkpoint, which is on disk
                 await curve_evaluator.finish(evaluator, version)
