@@ -205,11 +205,11 @@ def test_a_receipt_is_journalled_and_counted_once() -> None:
         await site.say(
             actor, Loaded(version=0), Loaded(version=1, digest="d", difference=0.5, num_retries=1)
         )
-        (receipt,) = site.coordinator.take_loaded()
+        (receipt,) = site.coordinator.take_load_records()
         assert (receipt.version, receipt.digest, receipt.difference) == (1, "d", 0.5)
         records = site.journal.durable_records()
         assert [each for each in records if isinstance(each, LoadedWeights)] == [receipt]
-        assert site.coordinator.take_loaded() == []
+        assert site.coordinator.take_load_records() == []
         assert "read weights of version 1 twice" in site.coordinator.faults[-1]
 
     run(main)

@@ -106,7 +106,7 @@ class Weights:
     """-1 until the engine has loaded weights."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def announce(self, version: int) -> None:
+    async def record(self, version: int) -> None:
         """Record that the engine samples with `version` from here on."""
         async with self._changed:
             self.version = version
@@ -272,7 +272,7 @@ class Actor:
     async def _load(self, version: int, path: Path) -> None:
         """Load weights into the engine, wake the groups that wait for them, tell the learner."""
         receipt = await self._stage.engine.load(version, await self._bring(path))
-        await self._weights.announce(version)
+        await self._weights.record(version)
         await self._channel.send(loaded(version, receipt))
 
     async def _group(self, group: PlayedGroup) -> None:

@@ -161,7 +161,7 @@ class Coordinator:
     progress: ProgressCounts = field(default_factory=ProgressCounts, init=False)
     """What has arrived since this process began."""
     _loaded: list[LoadedWeights] = field(default_factory=list, init=False)
-    """Records of engines that loaded weights, since `take_loaded` was last called."""
+    """Records of engines that loaded weights, since `take_load_records` was last called."""
     _actors: dict[int, str] = field(default_factory=dict, init=False)
     """The name of the actor that completed each group, by grant."""
     _is_full: bool = field(default=False, init=False)
@@ -338,7 +338,7 @@ class Coordinator:
         num_loading = sum(not (each.heartbeat and each.heartbeat.counters) for each in present)
         return len(present), num_loading
 
-    def take_loaded(self) -> list[LoadedWeights]:
+    def take_load_records(self) -> list[LoadedWeights]:
         """Return, once, the records of engines that loaded weights since the last call."""
         taken, self._loaded = self._loaded, []
         return taken

@@ -204,7 +204,7 @@ class RunLog:
         before, self._last_blocked_s = self._last_blocked_s, coordinator.blocked_s()
         # In the names of metrics, a receipt is the report of an engine that it has loaded a version
         # with the learner's fingerprint.
-        loaded = coordinator.take_loaded()
+        loaded = coordinator.take_load_records()
         differences = [record.difference for record in loaded]
         metrics = {
             "actors_idle_share": idle_share(before, self._last_blocked_s),
