@@ -61,7 +61,8 @@ class PrefixCache:
         self.oldest = [0] * slots
         """Oldest policy version among the weights that computed the slot's keys and values."""
         self.versions = [0]
-        """Policy version of each load of weights, in order."""
+        """Policy version of each load of weights, in order; the last one computes all further keys
+        and values."""
         self.num_evictions = 0
         self._is_busy = [False] * slots
         self._last_use = [0] * slots
@@ -89,10 +90,6 @@ class PrefixCache:
     def slot(self, name: str) -> int | None:
         """Return the slot of a sequence; None if it holds none."""
         return self._slots.get(name)
-
-    def load(self, version: int) -> None:
-        """Record that other weights compute all further keys and values."""
-        self.versions.append(version)
 
     def open(self, name: str, tokens: np.ndarray, *, is_fresh: bool) -> Opened | None:
         """Give a prompt a slot, and reuse as many computed tokens as possible.
