@@ -223,21 +223,19 @@ def joined(rows: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(rows)).double()
 
 
-def row_checksums_of(
-    names: Sequence[str], lengths: Sequence[int], elements: torch.Tensor
-) -> RowChecksums:
+def row_checksums_of(lengths: Mapping[str, int], elements: torch.Tensor) -> RowChecksums:
     """Compute row checksums by the names of the tensors.
 
     Args:
-        lengths: Number of elements of each tensor's row.
-        elements: Rows, concatenated by `joined`, in host memory.
+        lengths: Number of elements of each tensor's row, by the tensor's name.
+        elements: Rows, in this order, concatenated by `joined`, in host memory.
     """
-    starts, values = np.cumsum([0, *lengths[:-1]]), elements.numpy()
-    factors = np.concatenate([_factors(length) for length in lengths])
+    starts, values = np.cumsum([0, *lengths.values()])[:-1], elements.numpy()
+    factors = np.concatenate([_factors(length) for length in lengths.values()])
     sums, sizes = (np.add.reduceat(each, starts) for each in (values * factors, np.abs(values)))
     with np.errstate(invalid="ignore"):
         ratios = sums / np.where(sizes == 0.0, 1.0, sizes)
-    pairs = zip(names, ratios.tolist(), np.isfinite(ratios).tolist(), strict=True)
+    pairs = zip(lengths, ratios.tolist(), np.isfinite(ratios).tolist(), strict=True)
     return {name: ratio if is_finite else None for name, ratio, is_finite in pairs}
 
 
@@ -349,7 +347,7 @@ class FingerprintBuilder:
         Raises:
             UnreadableWeights: the file cannot be read.
         """
-        lengths = [len(row) for row in self._rows.values()]
+        lengths = {name: len(row) for name, row in self._rows.items()}
         is_sampled = self._published is not None and self._published.sample
         file = self._file if is_sampled else None
         return WeightFingerprint(
@@ -358,9 +356,7 @@ class FingerprintBuilder:
             base=self.base,
             tensors=self._digests,
             sample=sample_digest(_body(file), version) if file is not None else "",
-            row_checksums=row_checksums_of([*self._rows], lengths, joined(self._rows.values()))
-            if lengths
-            else {},
+            row_checksums=row_checksums_of(lengths, joined(self._rows.values())) if lengths else {},
             logprobs=logprobs,
         )
 

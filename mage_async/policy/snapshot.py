@@ -177,7 +177,7 @@ class Snapshot:
     rows: torch.Tensor
     """float64 [elements], on the model's device: the row of each tensor that is checksummed. Rows
     come from the model, not from `data`, so that a wrong copy is noticed."""
-    lengths: dict[str, int]
+    row_lengths: dict[str, int]
     """Number of elements of each of these rows, in their order, by the name of its tensor."""
     ready: torch.cuda.Event | None = None
     """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
@@ -246,10 +246,9 @@ class Snapshot:
         data = None if self.data.is_cuda else self.data
         scored = [] if self.logprobs is None else self._in_host_memory(self.logprobs).tolist()
         without_rows = fingerprint_of(self.version, self.places, data, scored, self.base)
-        names, lengths = list(self.lengths), list(self.lengths.values())
         return msgspec.structs.replace(
             without_rows,
-            row_checksums=row_checksums_of(names, lengths, self._in_host_memory(self.rows)),
+            row_checksums=row_checksums_of(self.row_lengths, self._in_host_memory(self.rows)),
             row_tolerance=MERGED_ROW_TOLERANCES[without_rows.precision]
             if self.is_merged
             else COPIED_ROW_TOLERANCE,

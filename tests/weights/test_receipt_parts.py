@@ -56,7 +56,7 @@ def test_a_small_body_is_digested_whole_in_every_version(length: int) -> None:
 
 def row_checksums(tensors: dict[str, torch.Tensor], version: int) -> dict[str, float | None]:
     rows = {name: checked_row(tensor, version) for name, tensor in tensors.items()}
-    return row_checksums_of([*rows], [len(row) for row in rows.values()], joined(rows.values()))
+    return row_checksums_of({name: len(row) for name, row in rows.items()}, joined(rows.values()))
 
 
 def fingerprint(tensors: dict[str, torch.Tensor], version: int) -> WeightFingerprint:

@@ -44,17 +44,16 @@ class WeightLeases:
         self._announced.setdefault(peer, []).append(version)
 
     def inherit(self, peer: str, newest: int) -> None:
-        """Give a peer the leases that `UNKNOWN_PEERS` holds of versions up to `newest`.
-
-        When the peer reports a loaded version, its leases of that version and of older ones end.
+        """Give a peer the leases that `UNKNOWN_PEERS` holds of versions up to `newest`; like any
+        others, they end once the peer has loaded a version as new.
         """
         for version in self._announced.get(UNKNOWN_PEERS, ()):
             if version <= newest:
                 self.announce(peer, version)
 
     def loaded(self, peer: str, version: int) -> None:
-        """Record that a peer has loaded a version: a lease of it replaces the peer's leases of this
-        and older announcements, and of what it had loaded before.
+        """Record that a peer has loaded a version: it keeps the lease of this one, and those of
+        newer announcements. Its other leases end.
         """
         announced = self._announced.get(peer, [])
         self._announced[peer] = [other for other in announced if other > version]
