@@ -366,12 +366,10 @@ class Supervisor:
     ) -> ProcessSpec:
         """Return the description of one process, with its arguments and environment variables."""
         arguments = (str(self.run.root), "--name", name, "--address", self.address)
-        trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
-        variables = LARGE_TENSORS if trains_large else {}
         of_weights = self.config.transport.weights.variables.items()
-        variables = variables | {
-            name: value for name, value in of_weights if name not in os.environ
-        }
+        variables = {key: value for key, value in of_weights if key not in os.environ}
+        if name == "learner" and isinstance(self.config.policy, Pretrained):
+            variables |= LARGE_TENSORS
         log = self.run.log_of(name)
         return ProcessSpec(
             name, module, arguments, log, threads, devices, variables, config=self.config
