@@ -143,6 +143,15 @@ def test_a_submodule_that_a_class_uses_is_imported_in_its_file(script):
     assert imported(address)().step("") == ("a", 1.0, True)
 
 
+def test_annotations_that_a_script_does_not_evaluate_may_name_anything(script):
+    file = Path("later.py")
+    text = "class Early:\n    def reset(self) -> Early | Unknown: ...\n"
+    file.write_text(f"from __future__ import annotations\n{text}")
+    exec(compile(file.read_text(), file.name, "exec"), vars(script))
+    found = imported(address_of(script.Early))
+    assert found.reset.__annotations__ == {"return": "Early | Unknown"}
+
+
 def test_a_file_that_another_process_may_be_importing_is_not_written_again(script):
     address = address_of(script.Lock)
     file = Path(address.partition(":")[0].replace(".", "/") + ".py")

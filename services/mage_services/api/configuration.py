@@ -1,5 +1,7 @@
 """Build a configuration from Python values, or that of a run that is resumed."""
 
+import __future__
+
 import ast
 import importlib
 import inspect
@@ -109,7 +111,10 @@ def address_of(found: type) -> str:
     """
     if found.__module__ != "__main__" or found.__qualname__ != found.__name__:
         return user_modules.address_of(found)
-    text = "\n\n\n".join(_sources(found, found.__name__, set())) + "\n"
+    # Annotations that the script does not evaluate may name what is defined later, or nowhere.
+    is_lazy = vars(sys.modules["__main__"]).get("annotations") is __future__.annotations
+    first = ["from __future__ import annotations"] if is_lazy else []
+    text = "\n\n\n".join([*first, *_sources(found, found.__name__, set())]) + "\n"
     digest = blake2s(text.encode(), digest_size=4).hexdigest()
     file = OWN_CODE / f"{found.__name__.lower()}_{digest}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
