@@ -79,7 +79,7 @@ _REQUIRED = ("members", "family", "seats", "rules", "begin", "script", "swaps", 
 """Methods that a class has to define itself: their bodies in `Environment` are empty."""
 
 
-def load(name: str | type, **options: Any) -> Environment:
+def load(name: str | type, /, **options: Any) -> Environment:
     """Load an environment with its options. `name` is a name of the catalogue, such as `maze` or
     `gymnasium:Taxi-v4`, or a user's own class or its address `module:Class`.
 

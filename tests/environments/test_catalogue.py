@@ -119,6 +119,7 @@ def test_a_module_in_the_current_folder_is_found_by_processes_that_run_without_i
             "its options: safe, cost, wrong",
         ),
         ("rps", {"rounds": 5}, "environment 'rps': unknown option `rounds`; it has none"),
+        ("rps", {"name": "x"}, "environment 'rps': unknown option `name`; it has none"),
         ("own:Quiet", {}, "environment 'own:Quiet': needs the option `volume`"),
         (":Quiet", {}, "environment ':Quiet': write it as `module:Class`"),
         (
