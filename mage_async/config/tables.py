@@ -91,7 +91,9 @@ def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[
     if isinstance(kind, str) and ":" in kind and (registry := registry_of(hint)):
         if imports:
             return component_class(registry, kind)
-        return _stand_in(key, kind, tuple(name for name in value if name != key))
+        # A key that is no identifier is unknown to every class, so the stand-in does not take it.
+        names = (name for name in value if name != key and name.isidentifier())
+        return _stand_in(key, kind, tuple(names))
     return _first_class(hint)
 
 

@@ -226,6 +226,10 @@ def test_its_loss_is_the_one_it_computes() -> None:
             "`learner.correction.power`?)",
         ),
         (
+            "learner.correction.two-power=1",
+            "--set learner.correction.two-power=1: unknown key `learner.correction.two-power`",
+        ),
+        (
             "learner.correction=own_parts:Sqared",
             "correction 'own_parts:Sqared': own_parts has no class `Sqared` (did you mean `Sq",
         ),
