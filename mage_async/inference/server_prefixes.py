@@ -153,7 +153,7 @@ class TurnRequests:
         self._num_recomputed = 0
         """Number of tokens that later requests of this turn had to compute again."""
         self._num_reused: int | None = None
-        """Number of tokens of the first request that were in the cache; None before its result."""
+        """Number of cached tokens that the first request with a token found; None before it."""
         self.num_computed = 0
         """Number of leading tokens, of prompt and completion together, whose keys and values this
         turn has computed or found."""
@@ -193,12 +193,13 @@ class TurnRequests:
                 f"{name}: the server sampled {count} tokens, and 1 to {self.budget()} were "
                 "requested"
             )
+        if not count:
+            # The server reports no cached tokens for a request that it aborted in its queue.
+            return
         if self._num_reused is None:
             self._num_reused = piece.num_cached
         else:
             self._num_recomputed += max(0, self.num_computed - piece.num_cached)
-        if not count:
-            return
         allowed = self.allowed()
         if allowed is not None and piece.tokens[0] not in allowed:
             raise RunError(
@@ -224,7 +225,7 @@ class TurnRequests:
             version: Version that a completion gets if all of its tokens were forced.
         """
         num_prompt, runs = len(self.prompt.tokens), self._runs
-        if self._num_reused is None:  # no request was sent, because all tokens were forced
+        if self._num_reused is None:  # no token was sampled, because all were forced
             runs, reused = [VersionRun(0, version, version)], num_prompt
         else:
             if runs and runs[0].start:

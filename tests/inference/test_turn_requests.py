@@ -60,6 +60,16 @@ def test_a_turn_that_was_interrupted_before_its_first_token_loses_nothing() -> N
     assert turn.completion(NEW, 0).versions == (VersionRun(0, 1, 1),)
 
 
+def test_a_request_that_was_interrupted_before_its_first_token_says_nothing_of_the_cache() -> None:
+    turn = TurnRequests(prompt(1, 2, 3), max_tokens=100)
+    turn.receive(piece(aborted=True))
+    turn.receive(piece(5, cached=2))
+    turn.receive(piece(aborted=True))
+    turn.receive(piece(STOP, cached=3))
+    done = turn.completion(Opened(kv_version=0, num_known=2, is_extension=True), 0)
+    assert (done.num_reused, done.num_repeated) == (2, 0)
+
+
 def test_a_stop_that_the_prompt_does_not_know_does_not_end_the_turn() -> None:
     turn = TurnRequests(prompt(1), max_tokens=100)
     turn.receive(piece(5, 8))  # the server stops at 8, as the model's own configuration says
