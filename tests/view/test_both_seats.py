@@ -3,11 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from mage_async.protocol.journal_records import Record, first_segment_header
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.league import ITSELF
 from mage_services.journal.record_bytes import MAGIC, encode_record
+from mage_services.view import trial_pages
 from mage_services.view.index import RunReader
 from mage_services.view.page_request import PageRequest
 from mage_services.view.server import PAGES
@@ -46,3 +49,16 @@ def test_a_page_has_each_seat_with_its_own_rewards(tmp_path: Path) -> None:
     assert "in both seats" in page
     for number, seat in ((0, 0), (1, 1), (2, 0), (3, 1)):
         assert f"trial {number} · seat {seat}" in page
+
+
+def test_a_page_says_how_many_trials_of_a_large_group_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = journal(tmp_path, play(3, 0), play(3, 2))
+    build(run)
+    request = PageRequest("", {"r": run}, "r", {"group": 3}, {}, None)
+    assert "trials are shown" not in PAGES["group/{group}"](request)
+    monkeypatch.setattr(trial_pages, "MAX_SIDE_BY_SIDE", 3)
+    page = PAGES["group/{group}"](request)
+    assert "The first 3 of 4 trials are shown." in page
+    assert "No step has trained this group yet: 4 of" in page

@@ -357,7 +357,8 @@ def group(request: PageRequest) -> Markup:
         found = reader.group(number)
         credit, unknown = _credit(request, found.step)
         shown, missing = [], [fault]
-        for listed in reader.trials_of([number])[:MAX_SIDE_BY_SIDE]:
+        all_listed = reader.trials_of([number])
+        for listed in all_listed[:MAX_SIDE_BY_SIDE]:
             try:
                 trial = reader.load(number, listed.number)
                 known = credit.get(f"{number}/{listed.number}", ())
@@ -379,6 +380,8 @@ def group(request: PageRequest) -> Markup:
         frame=frame,
         group=found,
         trials=shown,
+        num_trials=len(all_listed),
+        most=MAX_SIDE_BY_SIDE,
         missing=[sentence for sentence in dict.fromkeys([*missing, unknown]) if sentence],
         marked=request.number("trial", -1),
         long_text=LONG_TEXT,
