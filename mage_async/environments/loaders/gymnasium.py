@@ -126,6 +126,7 @@ def load(
     with as_config_error(name):
         # No trial plays this one: its spaces and docstring stand for all environments of the name.
         probe = _made(identity, make or {}, False, 0)
+        probe.close()
     own = probe.unwrapped
     if render and _ANSI not in own.metadata.get("render_modes", ()):
         raise ConfigError(f"environment {name!r}: cannot be drawn as text; set `render = false`")

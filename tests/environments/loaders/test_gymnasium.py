@@ -132,6 +132,17 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         catalogue.load("gymnasium:Taxi-v4")
 
 
+def test_the_environment_whose_spaces_are_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    kind = type(gymnasium.make("Taxi-v4").unwrapped)
+    monkeypatch.setattr(kind, "close", lambda env: closed.append(env.spec.id))
+    catalogue.load("gymnasium:Taxi-v4")
+    assert closed == ["Taxi-v4"]
+    with pytest.raises(ConfigError, match="`actions` must be 6 words"):
+        catalogue.load("gymnasium:Taxi-v4", actions=["go"])
+    assert closed == ["Taxi-v4"] * 2
+
+
 def test_what_cannot_be_repeated_is_refused_before_anything_starts() -> None:
     assert rehearsed("gymnasium:Taxi-v4")[1].startswith("rehearsal: 4 × reset took")
     name = "gymnasium:tests.environments.loaders.unseeded_gymnasium:Unseeded-v0"
