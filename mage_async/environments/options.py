@@ -131,7 +131,7 @@ def _own_rung(
     indices = [index for index, rung in enumerate(rungs) if rung[option] == own]
     if not indices:
         raise ConfigError(
-            f"environment {name!r}: {option} = {own} has no harder rung; the ladder is "
+            f"environment {name!r}: {option} = {own} is on no rung of the ladder "
             f"{_known(option, rungs)}"
         )
     return option, rungs, indices[0]

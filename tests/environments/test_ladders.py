@@ -65,7 +65,7 @@ def test_rungs_stand_above_the_runs_own_option() -> None:
         ("rps", {}, "", "environment 'rps' declares no `ladders` of harder tasks"),
         ("sokoban", {}, "walls", "'sokoban' has no ladder 'walls'; there are boxes"),
         ("sokoban", {"boxes": 4}, "", "boxes = 4 has no harder rung; the ladder is 1, 2, 3, 4"),
-        ("sokoban", {"boxes": 5}, "", "boxes = 5 has no harder rung"),
+        ("sokoban", {"boxes": 5}, "", "boxes = 5 is on no rung of the ladder 1, 2, 3, 4"),
         # `lives` and `size`, the ladders of these games, change nothing with these options.
         ("hangman", {"says_word": True}, "", "environment 'hangman' declares no `ladders`"),
         ("maze", CORRIDORS, "size", "environment 'maze' declares no `ladders`"),
