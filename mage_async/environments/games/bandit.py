@@ -29,7 +29,7 @@ WIN, LOSE, OVER, INVALID = "win", "lose", "over", "invalid"
 Code = tuple[int, ...]
 """Index of the paying arm, for each context."""
 _RULES = """Each round shows one of {contexts}. Pull an arm: {arms}.
-For each of them one arm pays 1 in {right:.0%} of rounds, the others in {wrong:.0%}.
+For each of them one arm pays 1 in {right:g}% of rounds, the others in {wrong:g}%.
 It stays the same in all episodes. An episode has {rounds} rounds."""
 
 
@@ -152,8 +152,8 @@ class Bandit(Game[Code]):
         return _RULES.format(
             contexts=", ".join(CONTEXTS[: self._contexts]),
             arms=", ".join(ARMS[: self._arms]),
-            right=1 - self._noise,
-            wrong=self._noise,
+            right=100 * (1 - self._noise),
+            wrong=100 * self._noise,
             rounds=self._num_rounds,
         )
 

@@ -87,3 +87,7 @@ def test_no_script_beats_the_best_plan_and_a_likely_arm_comes_near() -> None:
 def test_noise_that_tells_nothing_or_is_none_is_refused(noise: object) -> None:
     with pytest.raises(ConfigError, match=r"bandit: `noise` must be above 0 and below 0\.5"):
         Bandit(noise=noise)
+
+
+def test_the_rules_say_small_chances_without_rounding_them_away() -> None:
+    assert "pays 1 in 99.5% of rounds, the others in 0.5%." in Bandit(noise=0.005).rules()
