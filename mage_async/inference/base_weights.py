@@ -2,9 +2,9 @@
 
 For the embedded engine, the learner of a policy with adapters publishes only the adapters. Every
 engine has the frozen weights, its *base*: the model directory that the run began from. The base
-stays mapped from its files, so that the processes of one machine share its pages. The merged
-weights are those that the learner computes, because both sides call `with_adapter`: bit for bit on
-the same kind of processor (a GPU rounds otherwise: `MERGED_ROW_TOLERANCES`).
+stays mapped from its files, so that the processes of one machine share its pages. Learner and
+engine both call `with_adapter`, so their merged weights are equal bit for bit on the same kind of
+processor. A GPU rounds differently, for which `MERGED_ROW_TOLERANCES` allows.
 
 Shapes: a layer's weight has `O` outputs and `I` inputs; `R` is the rank of its adapter.
 """
@@ -44,7 +44,9 @@ class Adapters:
     """Hold published adapters, and describe what they are added to."""
 
     tensors: dict[str, torch.Tensor]
+    """Both matrices of each adapter, by their published names."""
     base: AdapterBase
+    """Digest and type of the frozen weights, and the factor of the adapters."""
 
 
 class BaseWeights:
@@ -110,7 +112,7 @@ class BaseWeights:
         """Return both matrices of each adapter, by the published name of the weight they change."""
         changes = {}
         for layer in sorted({name.removesuffix(DOWN).removesuffix(UP) for name in adapters}):
-            # `nothing` stands for a matrix that is missing: its shape does not fit.
+            # A missing matrix is replaced by an empty one, whose shape does not fit.
             name, nothing = f"{layer}.weight", torch.empty(0)
             own = name.removeprefix(SECOND_ROLE)
             weight = self._tensors.get(own, nothing) if own.startswith(LAYERS) else nothing

@@ -226,14 +226,14 @@ class RoutedLayer:
     """Multiply each token by the matrices of the token's role."""
 
     roles: tuple[tuple[Layer, torch.Tensor | None], ...]
-    """For each role: the layer, and the indices of its tokens, int64; None for all tokens."""
+    """For each role: its matrices, and the indices of its tokens, int64; None for all tokens."""
     arithmetic: Arithmetic
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     """Adapters that are not merged into the matrices, by the name of the matrix."""
 
     @property
     def shared(self) -> Layer:
-        """The layer whose norms both roles share."""
+        """Layer of the first role; the norms of both roles are equal."""
         return self.roles[0][0]
 
     def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
@@ -255,9 +255,10 @@ class RoutedLayer:
         """Add the adapters' products to those of the matrix, [T, O], in place."""
         if (adapter := self.adapters.get(name)) is not None:
             inner = self.arithmetic.linear(rows, adapter.down)
-            # Each adapted part of a fused matrix, such as q of qkv: its outputs, its inner numbers.
-            for outputs, inner_part, up in adapter.ups:
-                out[:, outputs] += self.arithmetic.linear(inner[:, inner_part], up)
+            # A fused matrix, such as qkv, may have an adapter for each of its parts, such as q: it
+            # reads its own columns of `inner` and adds to its own columns of `out`.
+            for out_columns, inner_columns, up in adapter.ups:
+                out[:, out_columns] += self.arithmetic.linear(inner[:, inner_columns], up)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,7 +272,7 @@ class JointLayer:
 
     @property
     def shared(self) -> Layer:
-        """The layer whose norms all policies share."""
+        """Layer of the first policy; the norms of all policies are equal."""
         return self.layers[0].shared
 
     def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
@@ -455,7 +456,8 @@ class Model:
         """Store new keys and values, then make the copies; return QKV: [T, (N + 2K) H].
 
         Args:
-            stores: Cache, places and copies of each policy.
+            stores: For each policy: its cache of this layer, the indices in the cache at which its
+                new keys and values are stored (`_embed`), and the copies of prefixes.
         """
         shape, computed = self.architecture, self.arithmetic
         qkv = layer.linear(self._norm(hidden, layer.shared.input_norm), "qkv")
@@ -487,7 +489,7 @@ class Model:
         """Compute attention and MLP of a layer: [T, D].
 
         Args:
-            reads: Cache and buckets of each policy.
+            reads: For each policy: its cache of this layer, and the buckets of its rows.
         """
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
         parts = [
@@ -609,9 +611,10 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _mapped(*shape: int) -> mmap.mmap:
-    """Return float32 zeros in memory that is allocated page by page, when it is first written.
+    """Map memory for a float32 array of this shape, filled with zeros.
 
-    A slot therefore takes the memory of its longest sequence so far, not of the longest possible.
+    The system allocates a page when it is first written. A slot therefore takes the memory of its
+    longest sequence so far, not of the longest possible.
     """
     size = math.prod(shape) * torch.float32.itemsize
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,9 +1,10 @@
-"""Sample tokens: a uniform number from the seed, through the inverse distribution function.
+"""Sample tokens by inverse transform sampling: the seed of a prompt gives a uniform number, and the
+inverse of the cumulative distribution gives the token.
 
-The seed comes with the prompt (`turn_seed` of `mage_async/trials/trial_run.py`).
-A completion depends on the rest of the batch only through the last bits of the logits; with "exact"
-arithmetic (`arithmetic.py`) not at all. Log-probs are computed after temperature and
-before top-k and top-p, from the same logits as the sample.
+`turn_seed` of `mage_async/trials/trial_run.py` makes the seed. A completion depends on the rest of
+the batch only through the last bits of the logits; with "exact" arithmetic (`arithmetic.py`) not at
+all. Log-probs are computed after temperature and before top-k and top-p, from the same logits as
+the sample.
 
 Shapes: `W` rows, `V` vocabulary.
 """
@@ -34,16 +35,15 @@ class SamplingParameters:
 
 
 def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return a number in [0, 1) for token `numbers[r]` of the completion with `seeds[r]`: float64
-    [W].
+    """Return the uniform number in [0, 1) that samples a token of each row: float64 [W].
 
     Applies the finalizer of SplitMix64 twice, so neighbouring seeds and numbers are unrelated.
 
     Args:
-        seeds: uint64 [W]
-        numbers: int64 [W]
+        seeds: Seed of each row's completion, uint64 [W].
+        numbers: Index of the token in its completion, int64 [W].
     """
-    # The constant is the increment of SplitMix64's state from one number to the next.
+    # SplitMix64 adds this constant to its state for each number that it generates.
     mixed = _mix(_mix(seeds) + numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     # The upper 53 bits fill the mantissa of a float64 in [0, 1).
     return (mixed >> np.uint64(11)) * 2.0**-53
@@ -61,6 +61,7 @@ def draw(
 
     Args:
         logits: float32 [W, V]
+        parameters: Temperature, top-p and top-k of each row.
         uniform: Uniform numbers in [0, 1), float64 [W], as `uniforms` returns them.
         allowed: Tokens that each row samples from, int [at least 1] ascending; None for the whole
             vocabulary. Empty if no row is restricted. Log-probs, `top_p` and `top_k` are of the
@@ -116,8 +117,8 @@ def _draw_restricted(
         values = values.gather(1, torch.from_numpy(columns))
         if not is_there.all():
             values.masked_fill_(torch.from_numpy(~is_there), -torch.inf)
-        places, logprobs[rows] = draw(values, parameters.rows(rows), uniform[rows], arithmetic)
-        tokens[rows] = columns[np.arange(len(rows)), places]
+        indices, logprobs[rows] = draw(values, parameters.rows(rows), uniform[rows], arithmetic)
+        tokens[rows] = columns[np.arange(len(rows)), indices]
     return tokens, logprobs
 
 
@@ -134,7 +135,7 @@ def _invert(kept: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     cumulated = kept.cumsum(1, dtype=torch.float64)
     totals = cumulated[:, -1:].contiguous()
     tokens = torch.searchsorted(cumulated, uniform[:, None] * totals, right=True)[:, 0]
-    # A product may round up to the total: then the last token with a weight is taken.
+    # If a product rounds up to the total, take the last token with a weight.
     last_possible = torch.searchsorted(cumulated, totals)[:, 0]
     return torch.minimum(tokens, last_possible)
 

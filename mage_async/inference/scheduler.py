@@ -210,7 +210,7 @@ class Scheduler:
         allowed = [self._running[slot].allowed for slot in slots.tolist()]
         uniform = uniforms(self._seeds[slots], known - self._num_prompt[slots])
         if columns is not None:
-            allowed = _places(allowed, columns)
+            allowed = _column_indices(allowed, columns)
         parameters, arithmetic = self._parameters.rows(slots), self.model.arithmetic
         tokens, logprobs = draw(logits, parameters, uniform, arithmetic, allowed)
         if columns is not None:
@@ -297,7 +297,7 @@ class Scheduler:
         forced = [
             (each, tokens)
             for each in self._waiting.values()
-            if (tokens := _single(each)) is not None
+            if (tokens := _only_completion(each)) is not None
         ]
         for prompt, _ in forced:
             del self._waiting[prompt.context]
@@ -406,12 +406,12 @@ class Scheduler:
 
 
 def advance_together(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
-    """Compute one forward for several schedulers; return the completions that it ended.
+    """Compute one forward for several schedulers; return the completions that it ended, by context.
 
-    The time counts for the first scheduler.
+    The first scheduler's statistics get the time of the forward.
 
     Args:
-        schedulers: Their models can share a forward (`forward_together`).
+        schedulers: Schedulers whose models can share a forward (`forward_together`).
     """
     began = schedulers[0]._now()
     ended = [one for each in schedulers for one in each._take_forced()]
@@ -444,7 +444,7 @@ def _columns(allowed: Sequence[np.ndarray | None], vocabulary: int) -> np.ndarra
     return columns.astype(np.int64) if len(columns) <= most else None
 
 
-def _places(
+def _column_indices(
     allowed: Sequence[np.ndarray | None], columns: np.ndarray
 ) -> Sequence[np.ndarray | None]:
     """Return the tokens that each row may sample, as indices into `columns`; () if every row
@@ -454,11 +454,11 @@ def _places(
     sets = {id(each): each for each in allowed if each is not None}
     if len(sets) == 1:
         return ()
-    places = {key: np.searchsorted(columns, each) for key, each in sets.items()}
-    return [places[id(each)] for each in allowed]
+    indices = {key: np.searchsorted(columns, each) for key, each in sets.items()}
+    return [indices[id(each)] for each in allowed]
 
 
-def _single(prompt: Prompt) -> list[int] | None:
+def _only_completion(prompt: Prompt) -> list[int] | None:
     """Return the tokens of a prompt's only possible completion; `None` if there are others."""
     if prompt.restriction is None:
         return None

@@ -30,6 +30,7 @@ class Opened:
     """Report the cached keys and values that a prompt may read."""
 
     kv_version: int
+    """Version whose cached keys and values the prompt may read."""
     num_known: int
     """Number of leading tokens of this sequence that were computed before, under any KV version."""
     is_extension: bool
@@ -103,7 +104,7 @@ class ServerPrefixes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Hold the result of one request.
+    """Hold the result of one request, which is a part of a turn's completion or all of it.
 
     Shapes: `n` sampled tokens.
     """
@@ -117,6 +118,7 @@ class Piece:
     num_cached: int
     """Number of tokens of the request that the server found in its cache."""
     is_aborted: bool = False
+    """Whether the server aborted the request, which may then have fewer tokens than it could."""
 
 
 class TurnRequests:
