@@ -51,7 +51,7 @@ def kinds(hint: Any) -> dict[str, type[Variant]]:
     """Return the classes among which a table of this type chooses, by kind; empty if the type is no
     table or has only one class.
     """
-    parts = [part for part in get_args(hint) if _is(part, Variant)]
+    parts = [part for part in get_args(hint) if _is_subclass(part, Variant)]
     return {part.__struct_config__.tag: part for part in parts} if len(parts) > 1 else {}
 
 
@@ -62,7 +62,7 @@ def kind_key(hint: Any) -> str:
 
 
 def may_be_absent(hint: Any) -> bool:
-    """Return whether a table may be left out, for which a file writes "none"."""
+    """Return whether a file may leave out a table, by writing "none" in its place."""
     return type(None) in get_args(hint)
 
 
@@ -79,10 +79,10 @@ def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[
     first kind if it states none.
 
     Args:
-        imports: whether to import a component of a user's own; if not, a stand-in holds its keys.
+        imports: Whether to import a component of a user's own; if not, a stand-in holds its keys.
 
     Raises:
-        ConfigError: the class of a user's own cannot be imported.
+        ConfigError: a user's own class cannot be imported.
     """
     key = kind_key(hint)
     kind = value.get(key) if isinstance(value, dict) else None
@@ -100,7 +100,7 @@ def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[
 @cache
 def _first_class(hint: Any) -> type[Section] | None:
     """Return the first class of a table that a type names; None for other types."""
-    return next((part for part in (hint, *get_args(hint)) if _is(part, Section)), None)
+    return next((part for part in (hint, *get_args(hint)) if _is_subclass(part, Section)), None)
 
 
 @cache  # otherwise every configuration that `mage view` reads would leave a class in memory
@@ -114,12 +114,14 @@ def _stand_in(key: str, kind: str, names: tuple[str, ...]) -> type[Variant]:
     return stand_in
 
 
-def _is(part: Any, kind: type[Section]) -> bool:
+def _is_subclass(part: Any, kind: type[Section]) -> bool:
     return isinstance(part, type) and issubclass(part, kind)
 
 
 def expanded(value: Any, hint: Any) -> Any:
-    """Expand the short forms of a table: a kind alone, and `true` for an optional table."""
+    """Return a value with the short forms of a table written out: a kind alone, which stands for a
+    table with that kind, and `true`, which stands for an empty optional table.
+    """
     if value is True and may_be_absent(hint):
         return {}
     if isinstance(value, str) and kinds(hint) and not (value == NONE and may_be_absent(hint)):
@@ -147,9 +149,12 @@ def tables(section: type[Section], tree: Table) -> Iterator[tuple[Table, str, An
 
 
 def merged(below: Table, own: Table, section: type[Section]) -> Table:
-    """Merge two tables: values of `own` replace those of `below`; tables inside are merged.
+    """Return the table `below` with the values of `own` written over it; tables inside are merged.
 
     Where `own` states another kind, keys of `below` that the kind lacks are left out.
+
+    Args:
+        section: Class of both tables.
     """
     hints, result = hints_of(section), dict(below)
     for key, value in own.items():
@@ -163,13 +168,14 @@ def merged(below: Table, own: Table, section: type[Section]) -> Table:
                 is_merged = isinstance(result[key].get(name), dict) and isinstance(table, dict)
                 result[key][name] = result[key][name] | table if is_merged else table
         elif inside is not None and isinstance(earlier, dict):
-            result[key] = merged(switched(earlier, value.get(kind_key(hint)), hint), value, inside)
+            of_kind = changed_to_kind(earlier, value.get(kind_key(hint)), hint)
+            result[key] = merged(of_kind, value, inside)
         else:
             result[key] = value
     return result
 
 
-def switched(table: Table, kind: Any, hint: Any) -> Table:
+def changed_to_kind(table: Table, kind: Any, hint: Any) -> Table:
     """Return a table changed to another kind, without the keys that this kind does not have."""
     name = kind_key(hint)
     if not name or kind is None or table.get(name) == kind:

@@ -1,5 +1,7 @@
-"""Check options of environments, with messages that name the allowed values, and find easier and
-harder values of an option on its ladder (`Environment.ladders`: the values, easiest first).
+"""Check options of environments, and find easier and harder values of an option on its ladder.
+
+A ladder (`Environment.ladders`) lists settings of an option, its rungs, from the easiest to the
+hardest. Error messages name the allowed values.
 """
 
 import inspect
@@ -76,7 +78,7 @@ def harder(
     if own_index + 1 == len(rungs):
         raise ConfigError(
             f"environment {name!r}: {option} = {rungs[own_index][option]} has no harder rung; the "
-            f"ladder is {_known(option, rungs)}"
+            f"ladder is {_values(option, rungs)}"
         )
     return rungs[own_index + 1 :]
 
@@ -84,7 +86,7 @@ def harder(
 def curriculum(
     name: str, environment: Environment, options: Mapping[str, Any], ladder: str
 ) -> list[dict[str, Any]]:
-    """Return the components of a mix: the rungs of a ladder up to an environment's own options.
+    """Return the components of a mix, one for each rung of a ladder up to the environment's own.
 
     The arguments are those of `harder`.
 
@@ -96,7 +98,7 @@ def curriculum(
     if not own_index:
         raise ConfigError(
             f"environment {name!r}: {option} = {rungs[0][option]} is the easiest rung of the "
-            f"ladder, which is {_known(option, rungs)}: a curriculum needs a harder one in "
+            f"ladder, which is {_values(option, rungs)}: a curriculum needs a harder one in "
             "environment.options"
         )
     return [
@@ -132,13 +134,13 @@ def _own_rung(
     if not indices:
         raise ConfigError(
             f"environment {name!r}: {option} = {own} is on no rung of the ladder "
-            f"{_known(option, rungs)}"
+            f"{_values(option, rungs)}"
         )
     return option, rungs, indices[0]
 
 
-def _known(option: str, rungs: list[dict[str, Any]]) -> str:
-    """Return the values of a ladder's option as text."""
+def _values(option: str, rungs: list[dict[str, Any]]) -> str:
+    """Return a ladder's values of an option as text."""
     return ", ".join(str(rung[option]) for rung in rungs)
 
 

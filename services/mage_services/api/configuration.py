@@ -1,4 +1,4 @@
-"""Build a configuration from Python values, or that of a run that is resumed."""
+"""Build a configuration from Python values, and the configuration of a run that is resumed."""
 
 import __future__
 
@@ -101,7 +101,7 @@ def _as_toml(value: Any, key: str) -> Any:
     )
 
 
-def address_of(found: type) -> str:
+def address_of(own_class: type) -> str:
     """Return `module:Class`, by which another process imports a class. A class of `__main__` is
     first written into a file below `OWN_CODE`.
 
@@ -109,21 +109,21 @@ def address_of(found: type) -> str:
         ConfigError: the class lies inside another one or a function, or uses something that
             cannot be written into a file.
     """
-    if found.__module__ != "__main__" or found.__qualname__ != found.__name__:
-        return user_modules.address_of(found)
+    if own_class.__module__ != "__main__" or own_class.__qualname__ != own_class.__name__:
+        return user_modules.address_of(own_class)
     # Annotations that the script does not evaluate may name what is defined later, or nowhere.
     is_lazy = vars(sys.modules["__main__"]).get("annotations") is __future__.annotations
     first = ["from __future__ import annotations"] if is_lazy else []
-    text = "\n\n\n".join([*first, *_sources(found, found.__name__, set())]) + "\n"
+    text = "\n\n\n".join([*first, *_sources(own_class, own_class.__name__, set())]) + "\n"
     digest = blake2s(text.encode(), digest_size=4).hexdigest()
-    file = OWN_CODE / f"{found.__name__.lower()}_{digest}.py"
+    file = OWN_CODE / f"{own_class.__name__.lower()}_{digest}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     # The name has a digest of the text, so a file of this name has this text already. It is not
     # written again, because processes of an earlier run may be importing it.
     if not file.exists():
         write_whole(file, text, is_durable=False)
     importlib.invalidate_caches()  # the folder may have been listed before
-    return f"{'.'.join(file.with_suffix('').parts)}:{found.__name__}"
+    return f"{'.'.join(file.with_suffix('').parts)}:{own_class.__name__}"
 
 
 def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
@@ -142,8 +142,8 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
     defined = vars(sys.modules["__main__"])
     if isinstance(value, ModuleType):
         yield f"import {value.__name__} as {name}"
-    elif (home := _home(value)) is not None:
-        yield f"from {home[0]} import {home[1]} as {name}"
+    elif (source := _import_source(value)) is not None:
+        yield f"from {source[0]} import {source[1]} as {name}"
     elif (own_name := _other_name(value, name)) and defined.get(own_name) is value:
         yield from _sources(value, own_name, done)
         yield f"{name} = {own_name}"
@@ -200,17 +200,17 @@ def _submodule_imports(text: str, name: str, module: ModuleType, done: set[str])
                 yield f"import {full}"
 
 
-def _home(value: Any) -> tuple[str, str] | None:
+def _import_source(value: Any) -> tuple[str, str] | None:
     """Return the module from which a value can be imported, other than `__main__`, and its name
     there; None if there is none.
     """
-    home = getattr(value, "__module__", None)
+    module = getattr(value, "__module__", None)
     # Aliases of `typing`, such as `List`, have a `_name`.
     name = getattr(value, "__name__", None) or getattr(value, "_name", None)
-    if home in (None, "__main__") or not isinstance(name, str):
+    if module in (None, "__main__") or not isinstance(name, str):
         return None
     # An instance has the `__module__` of its class, and cannot be imported from there.
-    return (home, name) if getattr(sys.modules.get(home), name, None) is value else None
+    return (module, name) if getattr(sys.modules.get(module), name, None) is value else None
 
 
 def _is_literal(value: Any) -> bool:

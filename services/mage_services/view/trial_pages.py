@@ -31,8 +31,8 @@ from mage_services.view.page_request import PageRequest
 
 @dataclass(frozen=True, slots=True)
 class TrialFilter:
-    """Select the trials to list. The fields are the query of the address, so a list can be linked
-    to.
+    """Select the trials to list. The fields are the query of the page's address, so that every list
+    has a link.
     """
 
     first: int = 0
@@ -166,7 +166,7 @@ def group_rows(
     kept: Sequence[ListedTrial],
     wanted: TrialFilter,
 ) -> list[GroupRow]:
-    """Join groups with those of their trials that are listed; groups without any are left out.
+    """Join groups with their listed trials; groups without a listed trial are left out.
 
     Args:
         trials: All trials of the groups.
@@ -264,7 +264,7 @@ class SearchResult(NamedTuple):
     text `after` it.
     """
     num_read: int
-    """Number of trials whose text this part has read."""
+    """Number of trials that this part has looked at, those that it could not read included."""
     skip: int
     """Index of the trial at which the next part begins; 0 if all trials were read."""
     missing: str
@@ -371,7 +371,7 @@ def group(request: PageRequest) -> Markup:
         frame = request.frame(
             reader,
             f"group {number}",
-            above=_step_above(found.step),
+            above=_step_link(found.step),
             before=f"group/{numbers[position - 1]}" if position > 0 else "",
             after=f"group/{numbers[position + 1]}" if position + 1 < len(numbers) else "",
         )
@@ -408,7 +408,7 @@ def turn(request: PageRequest) -> Markup:
     frame = request.frame(
         None,
         f"trial {index}, turn {turn_index + 1}",
-        above=[*_step_above(step), (f"group {number}", f"group/{number}?trial={index}")],
+        above=[*_step_link(step), (f"group {number}", f"group/{number}?trial={index}")],
         before=f"{address}{turn_index - 1}" if turn_index else "",
         after=f"{address}{turn_index + 1}" if turn_index + 1 < len(turns) else "",
     )
@@ -429,9 +429,9 @@ def turn(request: PageRequest) -> Markup:
     )
 
 
-def _step_above(step: int | None) -> list[tuple[str, str]]:
-    """Return label and address of a step's page, for the links above a page; none without a
-    step.
+def _step_link(step: int | None) -> list[tuple[str, str]]:
+    """Return the label and address of a step's page, for the links above a page; an empty list
+    without a step.
     """
     return [(f"step {step}", f"step/{step}")] if step is not None else []
 
@@ -447,7 +447,7 @@ def _credit(request: PageRequest, step: int | None) -> tuple[dict[str, list[Turn
 
 
 def _info_rows(info: str) -> list[tuple[str, str]]:
-    """Return the environment's information by name; a text that is no JSON object as one row."""
+    """Return the environment's information by name; a text that is no JSON object is one row."""
     try:
         parsed = json.loads(info or "{}")
     except ValueError:
