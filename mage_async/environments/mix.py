@@ -1,9 +1,9 @@
 """Mix several environments into one, so that one run trains on all of them.
 
-Each group of trials plays one component, with the rules, rewards, script and `Facts` of that
-component. A task variant of a mix is written `label/variant`, such as `hangman/cold`.
-`component_of`, `component_task` and `label_of` also accept an environment that is no mix, so that
-callers need not distinguish.
+Each group of trials plays one component, which the option `parts` calls a part, with its rules,
+rewards, script and `Facts`. A task variant of a mix is written `label/variant`, such as
+`hangman/cold`. `component_of`, `component_task` and `label_of` also accept an environment that is
+no mix, so that callers need not distinguish.
 """
 
 import random
@@ -148,7 +148,7 @@ def component_of(environment: Environment, member: str) -> Environment:
 
 
 def component_task(environment: Environment, task: Task) -> tuple[Environment, Task]:
-    """Return the component of a task, as `component_of` does, and the task in that one's names."""
+    """Return the component of a task, as `component_of` does, and the task in its names."""
     if not isinstance(environment, Mix):
         return environment, task
     part, own = environment.part(task.member)

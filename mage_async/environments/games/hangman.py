@@ -64,7 +64,7 @@ class HangmanPlay(SoloPlay):
 
     Args:
         word: The hidden word.
-        lives: Number of wrong actions, or with `words` of all actions, that end the episode.
+        lives: Number of wrong actions that end the episode; with `words`, number of all actions.
         chance: Record of the draws.
         words: Words that may be said besides letters; one of them has to be, to win.
     """
@@ -126,7 +126,7 @@ class HangmanPlay(SoloPlay):
 
 @dataclass(slots=True)
 class HangmanScript(TrialScript[HangmanPlay]):
-    """Try the letter that occurs in most of the fitting words, or any letter."""
+    """Try the most frequent letter of the fitting words, or any letter."""
 
     words: tuple[str, ...]
     care: float
@@ -230,9 +230,9 @@ class Hangman(Game[str]):
         others are means over 200 scripted trials.
 
         `random` tries letters, or with `says_word` letters and words, in any order.
-        `solver_without_memory` tries the letter of most words that fit the episode, `solver` of
-        most words that fit all episodes; both know all words, but not which are held out. `known`
-        tries only the word's letters, or says it.
+        `solver_without_memory` tries the most frequent letter of the words that fit the episode,
+        `solver` of the words that fit all episodes; both know all words, but not which are held
+        out. `known` tries only the word's letters, or says it.
         """
         script = partial(HangmanScript, words=self._words, says_word=self._says_word)
         solver = partial(script, care=1.0)

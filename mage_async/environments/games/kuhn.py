@@ -101,13 +101,15 @@ class Seen:
     card: int
     """Card of the agent."""
     has_bet: int | None = None
-    """1 if the opponent bet before any bet, 0 if it checked; None if it had no such decision."""
+    """Index of the opponent's action before any bet, in `OPEN`: 1 if it bet, 0 if it checked; None
+    if it had no such decision."""
     has_called: int | None = None
-    """1 if the opponent called a bet, 0 if it folded; None if it had no such decision."""
+    """Index of the opponent's action after a bet, in `FACING`: 1 if it called, 0 if it folded; None
+    if it had no such decision."""
     shown: int | None = None
     """Card of the opponent, if there was a showdown."""
 
-    def joined(self, later: "Seen") -> "Seen":
+    def combined(self, later: "Seen") -> "Seen":
         """Return what this hand and a later one with the same deal have shown together."""
         fields = ("has_bet", "has_called", "shown")
         new = {name: getattr(later, name) for name in fields}
@@ -139,7 +141,7 @@ class KuhnDuel(DuelSides):
 
     hands: Sequence[Hand]
     """The seat and cards of each hand, in the order of play."""
-    seeing: Seen
+    seen_now: Seen
     """What the current hand has shown of the opponent so far."""
     is_facing_bet: bool
     """Whether a player has bet in the current hand."""
@@ -185,7 +187,7 @@ class KuhnDuel(DuelSides):
         choice = words.index(action)
         if side == OPPONENT:
             shown = {"has_called" if self.is_facing_bet else "has_bet": choice}
-            self.seeing = replace(self.seeing, **shown)
+            self.seen_now = replace(self.seen_now, **shown)
         self.is_facing_bet = self.is_facing_bet or choice == 1
         self._state.apply_action(choice)
         if self._state.is_terminal():
@@ -195,7 +197,7 @@ class KuhnDuel(DuelSides):
         """Deal the next hand, and show each side its seat and card."""
         hand = self.hands[self.hand]
         self._state, self.is_facing_bet = self._game.new_initial_state(), False
-        self.seeing = Seen(hand.seat, hand.cards[AGENT])
+        self.seen_now = Seen(hand.seat, hand.cards[AGENT])
         for card in hand.cards if hand.seat == 0 else reversed(hand.cards):
             self._state.apply_action(card)
         self._log: list[list[str]] = []
@@ -213,7 +215,7 @@ class KuhnDuel(DuelSides):
         for side in _SIDES:
             self._show(side, "" if is_fold else f"shown {CARDS[hand.cards[other(side)]]}")
         if not is_fold:
-            self.seeing = replace(self.seeing, shown=hand.cards[OPPONENT])
+            self.seen_now = replace(self.seen_now, shown=hand.cards[OPPONENT])
         self._end_hand(int(self._state.returns()[hand.seat]))
 
     def _end_hand(self, chips: int) -> None:
@@ -222,7 +224,7 @@ class KuhnDuel(DuelSides):
             won = chips if side == AGENT else -chips
             self._show(side, "win" if won > 0 else "lose", CHIPS[abs(won)])
             self._pay(side, float(won))
-        self.seen.append(self.seeing)
+        self.seen.append(self.seen_now)
         self.hand += 1
         if self.hand < len(self.hands):
             self._begin_hand()
@@ -262,7 +264,7 @@ class KuhnPlay(DuelPlay):
         return self._hands[self.duel.hand].cards[AGENT]
 
     def act(self, action: str) -> Outcome:
-        """Act in a hand; an invalid action loses the hand with two chips, the largest loss."""
+        """Act in a hand as `KuhnDuel.act` does, and multiply the reward by the stake."""
         outcome = super().act(action)
         return replace(outcome, reward=self._stake * outcome.reward)
 
@@ -316,9 +318,9 @@ class _HandValue:
         """Return the value of a whole hand, before any decision."""
         chance = self.own.bets[self.card] if self.own else None
         if seat == 0:
-            return _chosen(chance, self.bet(weights, calls), self.check(weights, bets))
+            return _decision_value(chance, self.bet(weights, calls), self.check(weights, bets))
         unbet = weights * (1 - bets)
-        value = _chosen(chance, self.bet(unbet, calls), self.showdown(unbet, 1))
+        value = _decision_value(chance, self.bet(unbet, calls), self.showdown(unbet, 1))
         return value + self._face_bet(weights * bets)
 
     def bet(self, weights: np.ndarray, calls: Chances) -> float:
@@ -326,7 +328,7 @@ class _HandValue:
         return self.showdown(weights * calls, 2) + self.folded(weights * (1 - calls), 1)
 
     def check(self, weights: np.ndarray, bets: Chances) -> float:
-        """Return the value of checking for the player that acts first."""
+        """Return the value of checking as the player that acts first."""
         return self.showdown(weights * (1 - bets), 1) + self._face_bet(weights * bets)
 
     def showdown(self, weights: np.ndarray, chips: int) -> float:
@@ -342,15 +344,21 @@ class _HandValue:
     def _face_bet(self, weights: np.ndarray) -> float:
         """Return the value of deciding between a call and a fold."""
         chance = self.own.calls[self.card] if self.own else None
-        return _chosen(chance, self.showdown(weights, 2), self.folded(weights, -1))
+        return _decision_value(chance, self.showdown(weights, 2), self.folded(weights, -1))
 
 
-def _chosen(chance: float | None, active: float, passive: float) -> float:
-    """Return the value of a decision that is active with probability `chance`, or the best one."""
+def _decision_value(chance: float | None, active: float, passive: float) -> float:
+    """Return the value of a decision from the values of its actions.
+
+    Args:
+        chance: Probability of the active action; None if the better action is taken.
+        active: Value of a bet or call.
+        passive: Value of a check or fold.
+    """
     return max(active, passive) if chance is None else chance * active + (1 - chance) * passive
 
 
-# The code below is a Bayesian model of the opponent, and the scripted player that uses it.
+# The code below models the opponent by Bayes' rule; the scripted player follows the model.
 
 
 Deal = tuple[int, int]
@@ -362,11 +370,11 @@ unknown strategy is still described by the nearest known one.
 """
 
 
-class Reader:
+class OpponentModel:
     """Infer the opponent's strategy from the hands by Bayes' rule, and advise on actions.
 
-    Advice maximises the expected value of the current hand alone, and ignores what an action would
-    reveal about the opponent.
+    The advice maximises the expected value of the current hand alone, and ignores what an action
+    would reveal about the opponent.
 
     Args:
         prior: Possible opponents, `P` of them, all equally likely at first.
@@ -381,8 +389,8 @@ class Reader:
 
     def learn(self, deal: Deal, seen: Seen) -> None:
         """Add the observations of a hand to those of earlier hands with the same deal."""
-        self._seen[deal] = joined = self._seen.get(deal, seen).joined(seen)
-        self._likelihoods[deal] = self._weights(self._uniform, joined).sum(1)
+        self._seen[deal] = combined = self._seen.get(deal, seen).combined(seen)
+        self._likelihoods[deal] = self._weights(self._uniform, combined).sum(1)
 
     def belief(self) -> np.ndarray:
         """Return the posterior over the opponents: float64 [P]."""
@@ -390,21 +398,21 @@ class Reader:
         belief: np.ndarray = weights / weights.sum()
         return belief
 
-    def acts(self, deal: Deal, seeing: Seen) -> bool:
+    def bets_or_calls(self, deal: Deal, seen_now: Seen) -> bool:
         """Return whether to bet or, if the opponent has bet, to call."""
-        known = self._seen.get(deal, seeing)
+        known = self._seen.get(deal, seen_now)
         # Earlier observations of this deal are joined with the current hand below: do not count
         # them twice.
         others = [each for number, each in self._likelihoods.items() if number != deal]
-        weights = self._weights(np.prod([self._uniform, *others], axis=0), known.joined(seeing))
-        value = _HandValue(seeing.card)
-        if seeing.has_bet:
+        weights = self._weights(np.prod([self._uniform, *others], axis=0), known.combined(seen_now))
+        value = _HandValue(seen_now.card)
+        if seen_now.has_bet:
             return value.showdown(weights, 2) > value.folded(weights, -1)
-        bets, calls = self._tables[1 - seeing.seat]
+        bets, calls = self._tables[1 - seen_now.seat]
         # An earlier episode with the same deal may have shown the opponent's decision.
         bets = bets if known.has_bet is None else known.has_bet
         calls = calls if known.has_called is None else known.has_called
-        passive = value.check(weights, bets) if seeing.seat == 0 else value.showdown(weights, 1)
+        passive = value.check(weights, bets) if seen_now.seat == 0 else value.showdown(weights, 1)
         return value.bet(weights, calls) > passive
 
     def _weights(self, belief: np.ndarray, seen: Seen) -> np.ndarray:
@@ -427,28 +435,28 @@ def posterior(
 
     If episodes repeat their deals, the opponent's answers are repeated too, so a deal counts once.
     """
-    reader = Reader(opponents, slip=0.0)
+    model = OpponentModel(opponents, slip=0.0)
     for episode, play in enumerate(plays):
         assert isinstance(play, KuhnPlay)
-        seen = [*play.duel.seen, play.duel.seeing] if play.legal_actions() else play.duel.seen
+        seen = [*play.duel.seen, play.duel.seen_now] if play.legal_actions() else play.duel.seen
         for hand, each in enumerate(seen):
-            reader.learn((episode if redeals else 0, hand), each)
-    shares = reader.belief().tolist()
+            model.learn((episode if redeals else 0, hand), each)
+    shares = model.belief().tolist()
     return dict(zip((each.name for each in opponents), shares, strict=True))
 
 
 @dataclass(slots=True)
 class KuhnScript(TrialScript[KuhnPlay]):
-    """Bet and call with fixed probabilities by card or, with skill, as a reader advises.
+    """Bet and call with fixed probabilities by card, or as a model of the opponent advises.
 
-    The reader sees every hand of the trial, whichever rule chose the actions.
+    The model sees every hand of the trial, whichever rule chose the actions.
     """
 
     bets: Sequence[float]
     calls: Sequence[float]
     skill: float
-    """Share of turns in which the reader decides."""
-    reader: Reader
+    """Probability that the model decides a turn."""
+    model: OpponentModel
     redeals: bool
     """Whether each episode has its own deals; if not, all repeat those of the first."""
 
@@ -456,11 +464,11 @@ class KuhnScript(TrialScript[KuhnPlay]):
         """Return the next action."""
         for episode, each in enumerate(self.plays, 1):
             for hand, seen in enumerate(each.duel.seen):
-                self.reader.learn(self._deal_key(episode, hand), seen)
+                self.model.learn(self._deal_key(episode, hand), seen)
         words, chances = (FACING, self.calls) if play.duel.is_facing_bet else (OPEN, self.bets)
         if self.source.random() < self.skill:
             deal = self._deal_key(len(self.plays), play.duel.hand)
-            return words[self.reader.acts(deal, play.duel.seeing)]
+            return words[self.model.bets_or_calls(deal, play.duel.seen_now)]
         return words[self.source.random() < chances[play.card]]
 
     def _deal_key(self, episode: int, hand: int) -> Deal:
@@ -564,8 +572,8 @@ class Kuhn(Game[Strategy]):
                 for _ in range(2)
             )
         skill = source.choice((0.3, 0.6, 0.9))
-        reader = Reader(self._by_split["train"])
-        return KuhnScript(source, bets, calls, skill, reader, self._redeals)
+        model = OpponentModel(self._by_split["train"])
+        return KuhnScript(source, bets, calls, skill, model, self._redeals)
 
     def overlap(self, one: Strategy, other: Strategy) -> int:
         """Return 1 if the opponents call with the same cards, else 0."""

@@ -185,8 +185,10 @@ class EngineDuel(DuelSides):
     ) -> None:
         super().__init__(chance)
         self.state, self._seat, self._is_scripted = state, seat, is_scripted
-        self._turns_left, self._is_done = [turns, math.inf if is_scripted else turns], False
-        """Number of turns left for the agent and for the opponent; whether the game is over."""
+        self._turns_left = [turns, math.inf if is_scripted else turns]
+        """Number of turns left for the agent and for the opponent."""
+        self._is_done = False
+        """Whether the game is over."""
 
     @property
     def turn(self) -> Side | None:

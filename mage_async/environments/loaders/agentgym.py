@@ -64,7 +64,7 @@ class Reader:
     def __init__(self) -> None:
         self.score = 0.0
 
-    def begun(self, answer: Any) -> Observed:
+    def read_reset(self, answer: Any) -> Observed:
         """Read the answer to `reset`: a text, a list that begins with one, or fields.
 
         Raises:
@@ -73,14 +73,14 @@ class Reader:
         if isinstance(answer, list) and answer:
             answer = answer[0]
         fields = {"observation": answer} if isinstance(answer, str) else answer
-        seen = self.stepped(fields)
+        seen = self.read_step(fields)
         self.score = float(fields.get("score") or 0.0)
         description = fields.get("task_description")
         has_description = isinstance(description, str) and description
         text = f"{description}\n{seen.text}" if has_description else seen.text
         return replace(seen, text=text, reward=0.0, is_valid=True)
 
-    def stepped(self, answer: Any) -> Observed:
+    def read_step(self, answer: Any) -> Observed:
         """Read the answer to `step`. If there is a score, the reward is its increase.
 
         Raises:
@@ -113,7 +113,7 @@ class Reader:
 class Episode(NumberedTasks, ServerEpisode):
     """Play one episode in an environment of its own on the server."""
 
-    more: Mapping[str, Mapping[str, Any]]
+    extra_fields: Mapping[str, Mapping[str, Any]]
     """Fields that are sent with every `create` and every `reset`, by the request."""
 
     def __init__(self) -> None:
@@ -126,16 +126,17 @@ class Episode(NumberedTasks, ServerEpisode):
         aiohttp = library("aiohttp", "agentgym")
         no_limit = aiohttp.ClientTimeout(total=None)  # environment.step_deadline_s is the limit
         self._http = aiohttp.ClientSession(timeout=no_limit)
-        self._handle = handle_of(await self._post("create", {"id": task, **self.more["create"]}))
-        body = {**reset_body(self._handle, task), **self.more["reset"]}
-        observation, *_ = self._step_value(self._reader.begun(await self._post("reset", body)))
+        body = {"id": task, **self.extra_fields["create"]}
+        self._handle = handle_of(await self._post("create", body))
+        body = {**reset_body(self._handle, task), **self.extra_fields["reset"]}
+        observation, *_ = self._step_value(self._reader.read_reset(await self._post("reset", body)))
         return observation
 
     async def step(self, action: str) -> StepValue:
         """Send an action."""
         assert self._handle is not None, "reset comes first"
         answer = await self._post("step", {**self._handle, "action": action})
-        return self._step_value(self._reader.stepped(answer))
+        return self._step_value(self._reader.read_step(answer))
 
     async def _end(self) -> None:
         """Close the environment; a server without `close` keeps it until the server ends."""
@@ -187,19 +188,19 @@ def load(
         reset: Fields that are sent with every `reset`, such as `world_type` to ALFWorld.
 
     Raises:
-        ConfigError: it is no such address, or aiohttp is missing.
+        ConfigError: `url` is no address, an option is out of its range, or aiohttp is missing.
     """
     check_whole(f"agentgym:{url}", "tasks", tasks, HELDOUT_EVERY, 10_000_000)
-    more = {"create": dict(create or {}), "reset": dict(reset or {})}
-    parts = {"num_tasks": tasks, "more": more, "rules": rules}
+    extra = {"create": dict(create or {}), "reset": dict(reset or {})}
+    parts = {"num_tasks": tasks, "extra_fields": extra, "rules": rules}
     return server_episode_class(Episode, "agentgym", url, turns, **parts)
 
 
 def handle_of(answer: Any) -> Handle:
-    """Return the environment from the answer to `create`.
+    """Read the number of the new environment from the answer to `create`.
 
     Raises:
-        EnvironmentFault: there is none.
+        EnvironmentFault: the answer has no such number.
     """
     named = answer if isinstance(answer, Mapping) else {"env_idx": answer}
     for name in _TASK:
@@ -209,7 +210,7 @@ def handle_of(answer: Any) -> Handle:
 
 
 def reset_body(handle: Handle, task: int) -> dict[str, int]:
-    """Return the body of a `reset` of an environment to a task."""
+    """Return the body of a `reset` request, which sets an environment to a task."""
     (name,) = handle
     return dict.fromkeys(_TASK[name], task) | handle
 

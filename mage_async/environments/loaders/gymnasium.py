@@ -29,9 +29,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ANSI = "ansi"
 """Name of Gymnasium's render mode for drawings as text."""
 
-MOST_NUMBERS = 64
+MAX_NUMBERS = 64
 """Largest number of numbers in an observation."""
-MOST_ACTIONS = 1000
+MAX_ACTIONS = 1000
 """Largest number of actions that are listed."""
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are arrays of numbers."""
@@ -132,7 +132,8 @@ def load(
         raise ConfigError(f"environment {name!r}: cannot be drawn as text; set `render = false`")
     toy = TOYS.get(type(own).__name__)
     legal, read = reader(name, probe.action_space, tuple(actions) or (toy.actions if toy else ()))
-    say = toy.say if toy else _without_own(sayer(name, probe.observation_space))
+    say = toy.say if toy else _ignoring_environment(sayer(name, probe.observation_space))
+    described = toy.rules if toy else _rules_from_docstring(own)
     make_for = partial(_made, identity, make or {}, render)
     return episode_class(
         Episode,
@@ -140,7 +141,7 @@ def load(
         shared=_Shared(make_for, render, read, say),
         max_turns=turns,
         legal_actions=legal or None,
-        rules=rules or f"{toy.rules if toy else _own_words(own)} {_instruction(legal, probe)}",
+        rules=rules or f"{described} {_instruction(legal, probe)}",
     )
 
 
@@ -160,7 +161,7 @@ def _made(identity: str, options: Mapping[str, Any], renders: bool, task: int) -
     return gymnasium.make(identity, disable_env_checker=True, **mode, **options)
 
 
-def _without_own(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
+def _ignoring_environment(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
     """Return `say` with a first parameter for the environment, which it ignores."""
     return lambda _, observation: say(observation)
 
@@ -172,7 +173,7 @@ def _instruction(legal: Sequence[str], probe: Any) -> str:
     return f"Answer with an action of {probe.action_space!r:.200}, its numbers parted by spaces."
 
 
-def _own_words(own: Any) -> str:
+def _rules_from_docstring(own: Any) -> str:
     """Return the first paragraph of the environment's docstring, or the name of its class."""
     lines = (inspect.getdoc(type(own)) or "").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).strip()
@@ -198,7 +199,7 @@ def sayer(name: str, space: Any) -> Say:
     if isinstance(space, spaces.Discrete):
         return _number
     if isinstance(space, _ARRAYS) and len(space.shape) <= 2:
-        if np.prod(space.shape) <= MOST_NUMBERS:
+        if np.prod(space.shape) <= MAX_NUMBERS:
             return _array
     elif isinstance(space, spaces.Tuple):
         parts = [sayer(name, each) for each in space.spaces]
@@ -208,7 +209,7 @@ def sayer(name: str, space: Any) -> Say:
         return lambda value: "\n".join(f"{key}: {say(value[key])}" for key, say in named.items())
     raise ConfigError(
         f"environment {name!r}: its observations, {_short(space)}, have no text form: numbers in "
-        f"at most two dimensions, {MOST_NUMBERS} of them at most, and text have one"
+        f"at most two dimensions, {MAX_NUMBERS} of them at most, and text have one"
     )
 
 
@@ -222,7 +223,7 @@ def reader(name: str, space: Any, words: tuple[str, ...]) -> tuple[tuple[str, ..
     Raises:
         ConfigError: the space has no text form, or the words do not fit.
     """
-    if isinstance(space, spaces.Discrete) and space.n <= MOST_ACTIONS:
+    if isinstance(space, spaces.Discrete) and space.n <= MAX_ACTIONS:
         numbers = range(int(space.start), int(space.start + space.n))
         texts = words or tuple(str(number) for number in numbers)
         if len(texts) != len(numbers):
@@ -236,11 +237,11 @@ def reader(name: str, space: Any, words: tuple[str, ...]) -> tuple[tuple[str, ..
         )
     if isinstance(space, spaces.Text):
         return (), lambda text: text if space.contains(text) else None
-    if isinstance(space, _ARRAYS) and len(space.shape) == 1 and space.shape[0] <= MOST_NUMBERS:
+    if isinstance(space, _ARRAYS) and len(space.shape) == 1 and space.shape[0] <= MAX_NUMBERS:
         return (), lambda text: _read_array(space, text)
     raise ConfigError(
         f"environment {name!r}: its actions, {_short(space)}, have no text form: a choice of at "
-        f"most {MOST_ACTIONS}, one row of numbers, and text have one"
+        f"most {MAX_ACTIONS}, one row of numbers, and text have one"
     )
 
 

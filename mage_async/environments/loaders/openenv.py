@@ -89,7 +89,7 @@ class ActionForm:
 class Episode(ServerEpisode):
     """Play one episode in a session of its own."""
 
-    more: Mapping[str, Any]
+    extra_fields: Mapping[str, Any]
     """Fields that are sent with every `reset`."""
     form: ActionForm | None = None
     """Form of the server's actions, which the first episode requests for the whole class."""
@@ -109,7 +109,7 @@ class Episode(ServerEpisode):
             raise SessionClosed(
                 f"{error}; start the server, or correct the address in environment.name"
             ) from error
-        data = {"seed": task, **self.more}
+        data = {"seed": task, **self.extra_fields}
         observation, *_ = await self._request({"type": "reset", "data": data})
         return f"{observation}\n{kind.form.instruction()}".strip()
 
@@ -167,8 +167,8 @@ def load(
     Raises:
         ConfigError: it is no such address, or aiohttp is missing.
     """
-    more = dict(reset or {})
-    return server_episode_class(Episode, "openenv", url, turns, more=more, rules=rules)
+    extra = dict(reset or {})
+    return server_episode_class(Episode, "openenv", url, turns, extra_fields=extra, rules=rules)
 
 
 # OpenEnv's messages: JSON over a WebSocket, one answer to each request but `close`.

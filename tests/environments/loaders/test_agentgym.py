@@ -327,16 +327,16 @@ def test_a_task_is_sent_under_every_name_that_servers_ask_for() -> None:
 def test_a_reward_is_what_the_score_has_grown_by() -> None:
     reader = Reader()
     assert (
-        reader.begun(
+        reader.read_reset(
             {"task_description": "Boil water.", "observation": "A kitchen.", "score": 2}
         ).text
         == "Boil water.\nA kitchen."
     )
     given = [{"observation": "", "reward": 5, "score": score} for score in (2, 2.1, 2.3)]
-    assert [reader.stepped(each).reward for each in given] == [0.0, 0.1, 0.2]
-    assert reader.stepped({"observation": "", "reward": 1.5}).reward == 1.5
+    assert [reader.read_step(each).reward for each in given] == [0.0, 0.1, 0.2]
+    assert reader.read_step({"observation": "", "reward": 1.5}).reward == 1.5
     with pytest.raises(EnvironmentFault, match=r"without an observation: {'reward': 1}"):
-        reader.stepped({"reward": 1})
+        reader.read_step({"reward": 1})
 
 
 def test_an_address_that_is_none_is_refused() -> None:

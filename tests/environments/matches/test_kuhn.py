@@ -22,7 +22,7 @@ from mage_async.environments.games.kuhn import (
     NASH,
     UNIFORM,
     Kuhn,
-    Reader,
+    OpponentModel,
     Seen,
     Strategy,
     best_response,
@@ -243,11 +243,11 @@ def test_a_script_that_reads_its_opponent_wins_more_when_the_deals_come_again() 
 
 
 @pytest.mark.parametrize(("called", "bluffs"), [(0, True), (1, False)])
-def test_a_reader_bluffs_against_those_who_fold(called: int, bluffs: bool) -> None:
-    reader = Reader(CONTRASTS_TRAIN)
+def test_a_model_of_the_opponent_bluffs_against_those_who_fold(called: int, bluffs: bool) -> None:
+    model = OpponentModel(CONTRASTS_TRAIN)
     for hand in range(3):
-        reader.learn((0, hand), Seen(0, 2, has_called=called, shown=1 if called else None))
-    assert reader.acts((1, 0), Seen(0, 0)) is bluffs
+        model.learn((0, hand), Seen(0, 2, has_called=called, shown=1 if called else None))
+    assert model.bets_or_calls((1, 0), Seen(0, 0)) is bluffs
 
 
 def test_our_equilibrium_is_one_and_openspiels_solver_finds_its_value() -> None:
