@@ -126,7 +126,7 @@ def take_complete(state: AdmissionState) -> list[int]:
 
 def take_from_quarter(state: AdmissionState) -> list[int]:
     """Return the B oldest complete groups, if they overtake fewer older groups than a quarter of
-    the (S + 1) B slots; otherwise none.
+    the (S + 1) B slots, rounded down but at least 1; otherwise none.
     """
     slots = (state.max_staleness + 1) * state.groups_per_step
     return take_from_window(state, max(1, slots // 4))

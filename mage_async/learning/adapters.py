@@ -39,8 +39,8 @@ in `lora_A` is that of role 0."""
 
 
 class AdaptedLayer(Protocol):
-    """Declare what is used of a linear layer to which peft has added adapters; the keys of its
-    mappings are the adapters' names.
+    """Declare the attributes that are used of a linear layer to which peft has added adapters; the
+    keys of its mappings are the adapters' names.
 
     Shapes: weight `W` [O, I], down-projection `A` [R, I], up-projection `B` [O, R].
     """

@@ -1,4 +1,4 @@
-"""Attention over packed sequences for any transformers model, registered as `mage_packed`.
+"""Compute attention over packed sequences for any transformers model; registered as `mage_packed`.
 
 A forward gets one row of `T` tokens, sequence after sequence without padding; only attention needs
 to know where sequences begin. On CUDA in 16 bits, torch's variable-length flash kernel computes it.
@@ -126,6 +126,7 @@ def packed_attention(
     padded = partial(_attend, scale=scaling, dropout_p=dropout)
 
     def visible(num_queries: int, num_keys: int) -> torch.Tensor | None:
+        """Return the mask of the window; None without a window."""
         return visible_keys(num_queries, num_keys, query.device, window) if window else None
 
     if not opening:
@@ -134,16 +135,16 @@ def packed_attention(
         return _unfold(attended, boundaries)[None], None
     # The opening attends to itself once; every sequence sees its keys and values before its own.
     split = [each.tensor_split((opening,)) for each in rows]
-    first = [shared.transpose(0, 1)[None] for shared, _ in split]
+    of_opening = [shared.transpose(0, 1)[None] for shared, _ in split]
     folded = [_fold(own, boundaries) for _, own in split]
     with_opening = [
         torch.cat((shared.expand(len(own), -1, -1, -1), own), dim=2)
-        for shared, own in zip(first[1:], folded[1:], strict=True)
+        for shared, own in zip(of_opening[1:], folded[1:], strict=True)
     ]
     own_visible = visible(longest, opening + longest) if window else boundaries.visible
-    later = _unfold(padded(folded[0], *with_opening, visible=own_visible), boundaries)
-    alone = padded(*first, visible=visible(opening, opening))
-    return torch.cat((alone[0].transpose(0, 1), later))[None], None
+    own_attended = _unfold(padded(folded[0], *with_opening, visible=own_visible), boundaries)
+    opening_attended = padded(*of_opening, visible=visible(opening, opening))
+    return torch.cat((opening_attended[0].transpose(0, 1), own_attended))[None], None
 
 
 # Padded: fold the row to [S, L], attend, unfold.
@@ -170,7 +171,9 @@ def _attend(
 
 
 def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
-    """[T - P, N, D] -> [S, N, L, D], with 0 in the padding; a view of `rows` without padding."""
+    """Pad the sequences of a row with 0: [T - P, N, D] -> [S, N, L, D]. If none needs padding, the
+    result is a view of `rows`.
+    """
     if boundaries.has_padding:
         return placed(rows, boundaries.places, boundaries.shape).transpose(1, 2)
     by_token: torch.Tensor = rows.unflatten(0, boundaries.shape)
@@ -178,7 +181,7 @@ def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
 
 
 def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
-    """[S, N, L, D] -> [T - P, N, D]"""
+    """Drop the padding, the reverse of `_fold`: [S, N, L, D] -> [T - P, N, D]."""
     by_token = folded.transpose(1, 2)
     if not boundaries.has_padding:
         return by_token.flatten(0, 1)
@@ -187,7 +190,7 @@ def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
 
 
 def placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """[T - P, ...] -> [S, L, ...]: copy each token's row to its place; the gradient is copied back.
+    """Copy each token's row to its place, and the gradient back: [T - P, ...] -> [S, L, ...].
 
     Args:
         places: `Boundaries.places`.
@@ -199,7 +202,7 @@ def placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> 
 
 
 class Unfold(torch.autograd.Function):
-    """[S, L, ...] -> [T - P, ...]: drop the padding.
+    """Drop the padding: [S, L, ...] -> [T - P, ...].
 
     Every token has one place of its own, so the backward pass copies. The backward pass that torch
     has for `index_select` would add row by row.
@@ -360,7 +363,7 @@ def attend_by_kernel(
 
 
 class CopyOpening(torch.autograd.Function):
-    """[T, ...] -> [M, ...]: copy the opening's rows before those of every sequence.
+    """Copy the opening's rows before those of every sequence: [T, ...] -> [M, ...].
 
     The backward pass sums the gradients of the copies in a fixed order; the backward pass of
     indexing would not do that on CUDA.

@@ -59,7 +59,7 @@ def hidden_states(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
 
 def _states_and_head(model: PreTrainedModel, row: TokenRow) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the input of the LM head, [T, D], and return its weight of the same type, [V, D]."""
-    # A model with adapters on a CPU: a faster implementation of the same layers.
+    # On a CPU, a faster implementation computes the layers of a model with adapters.
     merged = merged_layers(model)
     if merged is not None:
         return merged.hidden_states(row), merged.head

@@ -1,4 +1,4 @@
-"""Orders that rank 0 of a learner sends to the other ranks.
+"""Declare the orders that rank 0 of a learner sends to the other ranks.
 
 All ranks take part in every forward and in every sum of gradients, so all must do the same things
 in the same order. Rank 0 decides what comes next, and sends it to the others as an order.
@@ -39,7 +39,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """Take part in `num_forwards` forwards of rank 0, which need the weights of all ranks."""
+    """Take part in `num_forwards` forwards of rank 0, which need the shards of all ranks."""
 
     num_forwards: int
 
