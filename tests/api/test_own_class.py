@@ -57,6 +57,10 @@ class Parsing(Lock):
     def step(self, action):
         return xml.etree.ElementTree.fromstring("<a/>").tag, 1.0, True
 
+class Logging:
+    def reset(self):
+        return __name__
+
 class Outer:
     class Inner:
         def reset(self): ...
@@ -150,6 +154,11 @@ def test_annotations_that_a_script_does_not_evaluate_may_name_anything(script):
     exec(compile(file.read_text(), file.name, "exec"), vars(script))
     found = imported(address_of(script.Early))
     assert found.reset.__annotations__ == {"return": "Early | Unknown"}
+
+
+def test_a_class_that_reads_the_name_of_its_module_gets_that_of_its_file(script):
+    found = imported(address_of(script.Logging))
+    assert found().reset() == found.__module__ != "__main__"
 
 
 def test_a_file_that_another_process_may_be_importing_is_not_written_again(script):

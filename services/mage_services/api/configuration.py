@@ -149,7 +149,9 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
         yield f"{name} = {own_name}"
     elif own_name is None and (inspect.isclass(value) or inspect.isfunction(value)):
         text = _text_of(value)
-        for each in sorted(_global_names(symtable.symtable(text, name, "exec")) & defined.keys()):
+        # Names that every module defines for itself, such as `__name__`, are left to the file.
+        known = defined.keys() - vars(ModuleType("")).keys()
+        for each in sorted(_global_names(symtable.symtable(text, name, "exec")) & known):
             yield from _sources(defined[each], each, done)
             if isinstance(defined[each], ModuleType):
                 yield from _submodule_imports(text, each, defined[each], done)
