@@ -390,7 +390,8 @@ class OpponentModel:
     def learn(self, deal: Deal, seen: Seen) -> None:
         """Add the observations of a hand to those of earlier hands with the same deal."""
         self._seen[deal] = combined = self._seen.get(deal, seen).combined(seen)
-        self._likelihoods[deal] = self._weights(self._uniform, combined).sum(1)
+        # The prior is in the belief once. With each hand, it would make the product underflow.
+        self._likelihoods[deal] = self._weights(np.ones_like(self._uniform), combined).sum(1)
 
     def belief(self) -> np.ndarray:
         """Return the posterior over the opponents: float64 [P]."""

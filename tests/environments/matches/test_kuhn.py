@@ -250,6 +250,13 @@ def test_a_model_of_the_opponent_bluffs_against_those_who_fold(called: int, bluf
     assert model.bets_or_calls((1, 0), Seen(0, 0)) is bluffs
 
 
+def test_the_belief_after_hundreds_of_hands_is_still_a_probability() -> None:
+    model = OpponentModel(FAMILY_TRAIN)
+    for hand in range(300):
+        model.learn((0, hand), Seen(0, 2, has_called=0))
+    assert model.belief().sum() == pytest.approx(1.0)
+
+
 def test_our_equilibrium_is_one_and_openspiels_solver_finds_its_value() -> None:
     assert exploitability.exploitability(GAME, Spiel(NASH)) == pytest.approx(0.0, abs=1e-12)
     assert value_in_seat(NASH, NASH, 0) == pytest.approx(-1 / 18)
