@@ -139,6 +139,8 @@ def test_a_search_that_has_read_the_newest_trials_leads_to_older_ones(
     # Four steps of 12 trials: the newest 20 are those of step 4, and some of step 3.
     assert re.search('20 trials read. <a href="[^"]*first=1&amp;last=3&amp;text=zebra"', note())
     assert "12 trials read, which is all of them" in note(last="1")
+    monkeypatch.setattr(trial_pages, "MAX_CONSIDERED", 24)
+    assert "24 trials read, which is all of them" in note(last="2")
 
 
 def test_strangers_are_refused(server):

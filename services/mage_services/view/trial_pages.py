@@ -275,7 +275,9 @@ def trials(request: PageRequest) -> Markup:
     """Return the page of the trials of some steps, filtered by reward, member and text."""
     with RunReader(request.run) as reader:
         wanted = TrialFilter.of(request, 1, reader.last_step())
-        listed = reader.trials_between(wanted.first, wanted.last, MAX_CONSIDERED)
+        # One more than are considered shows whether there are more.
+        listed = reader.trials_between(wanted.first, wanted.last, MAX_CONSIDERED + 1)
+        is_cut, listed = len(listed) > MAX_CONSIDERED, listed[:MAX_CONSIDERED]
         frame = request.frame(reader, "trials", "trials")
         page = f"{frame.home}trials"
         kept, bars = select(listed, wanted, page)
@@ -285,7 +287,7 @@ def trials(request: PageRequest) -> Markup:
             if fault:
                 raise RunError(f"text cannot be searched. {fault}")
             found = search(reader, kept, decode, wanted.text, wanted.skip)
-    is_cut, more = len(listed) == MAX_CONSIDERED, ""
+    more = ""
     if found and found.skip:
         more = wanted.address(page, skip=found.skip)
     elif is_cut and (last := min(listed[-1].step or 0, wanted.last - 1)) >= wanted.first:
