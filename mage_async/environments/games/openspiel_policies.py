@@ -13,6 +13,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ def equilibrium(game: Any, iterations: int) -> Table:
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
     table = dict(solver.tabular_average_policy().policy_table())
-    _store(file, table)
+    # Where nothing can be written, as in a read-only home, every process solves the game itself.
+    with suppress(OSError):
+        _store(file, table)
     return table
 
 

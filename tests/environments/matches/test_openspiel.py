@@ -204,6 +204,11 @@ def test_without_openspiel_the_extra_is_named(name: str, monkeypatch: pytest.Mon
         load(name)
 
 
+def test_a_game_is_solved_where_its_table_cannot_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    assert len(equilibrium(pyspiel.load_game("kuhn_poker"), 2)) == 12  # states with a decision
+
+
 def test_a_table_stays_whole_if_a_process_of_the_same_id_stores_it_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
