@@ -21,6 +21,7 @@ import tomli_w
 
 from mage_async.config.defaults import (
     completed,
+    end_no_higher,
     spelled_out,
     stated_absent,
     without_idle_warm_start,
@@ -227,6 +228,8 @@ class AssignedTree:
                 self._set(key, value)
         for text in assignments:
             self._assign(text)
+        assigned = {key.removeprefix("learner.") for key in self._texts}
+        end_no_higher(tree.get("learner"), assigned)
 
     def error(self, key: str, sentence: str) -> ConfigError:
         """Return the error that a sentence about `key` makes; it begins with `culprit` or, if no

@@ -6,8 +6,10 @@ one on processor cores, are here. They apply to keys that neither a file nor `--
 """
 
 import os
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -153,6 +155,9 @@ BFLOAT16_ADAPTED: Table = {"policy": {"dtype": "bfloat16"}}
 """Defaults added to `BFLOAT16_ENGINE` if the learner trains adapters, which stay float32
 themselves."""
 
+SCHEDULES = (("learning_rate", "final_learning_rate"), ("entropy", "final_entropy"))
+"""Keys of `learner` that change linearly over a run, each with the key of its end."""
+
 PATHS = (("policy", "source"), ("warm_start", "path"), ("transport", "keys"))
 """Tables and keys of paths, in which a `~` at the beginning stands for the home directory."""
 
@@ -183,6 +188,7 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     whole = _with_kinds(merged(defaults, tree, Config), Config)
     if not is_recorded:
         _evaluate_as_trained(whole)
+    end_no_higher(whole.get("learner"), tree.get("learner"))
     # A warm start that states no kind clones the environment's script.
     if isinstance(warm := whole.get("warm_start"), dict):
         whole["warm_start"] = {"kind": "script"} | warm
@@ -217,6 +223,25 @@ def _evaluate_as_trained(whole: Table) -> None:
         num_episodes = trial.get("episodes", 1)
         if isinstance(num_episodes, int) and num_episodes > 1:
             evaluation.setdefault("episodes", num_episodes)
+
+
+def end_no_higher(learner: Any, stated: Any) -> None:
+    """Lower, in place, the end of each schedule to its beginning, if the beginning alone is stated.
+
+    Otherwise a learning rate of 1e-5 would rise to the end that a tiny policy has by default, 2e-4,
+    and an entropy bonus that is set to 0 would come back.
+
+    Args:
+        learner: the table `learner`; anything else is left as it is.
+        stated: the keys of the table that a file states, or that `--set` gives.
+    """
+    if not isinstance(learner, dict) or not isinstance(stated, Collection):
+        return
+    for first, last in SCHEDULES:
+        begin, end = learner.get(first), learner.get(last)
+        is_alone = first in stated and last not in stated
+        if is_alone and isinstance(begin, int | float) and isinstance(end, int | float):
+            learner[last] = min(begin, end)
 
 
 def _defaults(whole: Table, is_recorded: bool) -> Table:

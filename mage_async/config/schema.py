@@ -575,7 +575,8 @@ class Learner(Section):
     """Learning rate after the warm-up."""
     final_learning_rate: NonNegative = 0.0
     """Learning rate that would follow after the last step, to which it falls linearly: with 0, the
-    last of 200 steps has 1/200 of `learning_rate`."""
+    last of 200 steps has 1/200 of `learning_rate`. A file or `--set` that gives `learning_rate`
+    alone lowers it to that."""
     warmup_steps: Natural = 10
     """Steps over which the learning rate grows from 0."""
     correction: AnyCorrection = CORRECTIONS.load("decoupled")()
@@ -598,7 +599,7 @@ class Learner(Section):
     an action. Tokens of remarks get no bonus."""
     final_entropy: NonNegative = 0.0
     """Weight of the entropy bonus that would follow after the last step, to which it changes
-    linearly."""
+    linearly. A file or `--set` that gives `entropy` alone lowers it to that."""
     entropy_ceiling: NonNegative = 0.0
     """Entropy in nats above which a token gets no bonus; 0 is no ceiling. With stale data a
     bonus acts at once and the rewards against it later, so entropy can run away (Skywork-OR1,

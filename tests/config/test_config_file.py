@@ -91,6 +91,30 @@ def test_a_wrong_key_or_value_is_answered_with_what_to_write(
     assert str(caught.value) == f"--set {assignment}: {sentence}"
 
 
+@pytest.mark.parametrize("policy", ["policy.kind=tiny", "policy.source=model"])
+def test_a_rate_or_a_bonus_that_is_set_alone_does_not_rise_to_another_end(policy: str) -> None:
+    def ends(*assignments: str, file: str | None = None) -> list[float]:
+        found = config_file.load(config_file.find(file), [policy, *assignments]).learner
+        return [found.final_learning_rate, found.final_entropy]
+
+    assert ends("learner.learning_rate=1e-5", "learner.entropy=0") == [1e-5, 0.0]
+    by_default = ends()
+    assert ends("learner.learning_rate=1", "learner.entropy=1") == by_default
+    assert min(by_default) > 0.0
+    assert ends("learner.entropy=0", "learner.final_entropy=0.5")[1] == 0.5
+    assert ends("learner.entropy=0", file="kuhn")[1] == 0.0  # the file states its end
+    assert ends(file="kuhn")[1] == 0.01
+
+
+def test_a_recorded_end_is_lowered_with_its_beginning(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    rising = ["learner.learning_rate=1e-5", "learner.final_learning_rate=1e-3"]
+    file.write_text(config_file.dump(config_file.load(config_file.find(None), rising)))
+    assert config_file.load_recorded(file).learner.final_learning_rate == 1e-3
+    lowered = config_file.load_recorded(file, ["learner.learning_rate=1e-6"])
+    assert lowered.learner.final_learning_rate == 1e-6
+
+
 @pytest.mark.parametrize("value", ["entropy_collapse", '"entropy_collapse"', "[entropy_collapse]"])
 def test_a_text_instead_of_a_list_is_answered_with_the_values_and_the_list(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
