@@ -35,7 +35,7 @@ from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError, ContextFull
 from mage_async.methods.method import Advisers, Methods, overriding
 from mage_async.tasks.league import is_policy, name_of
-from mage_async.tasks.task_stream import rival_places
+from mage_async.tasks.task_stream import MIXED, rival_places
 from mage_async.trajectory import Task
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
@@ -445,8 +445,8 @@ def _check_learner(config: Config) -> None:
 
 
 def _check_population(config: Config, environment: Environment, self_play_share: float) -> None:
-    """Refuse returns without bounds, members that are both trained on and held out, and past
-    policies without a seat.
+    """Refuse returns without bounds, members that are both trained on and held out or have a name
+    with a meaning of its own, and past policies without a seat.
 
     Args:
         self_play_share: share of groups in which the policy plays both seats.
@@ -469,6 +469,12 @@ def _check_population(config: Config, environment: Environment, self_play_share:
     check_names(name, (*train, *heldout))
     if taken := [each for each in (*train, *heldout) if is_policy(each)]:
         raise ConfigError(f"{name}: {taken[0]!r} is the name of a version of the policy")
+    # Otherwise each trial of a group would play one of the parts, as in a mixed group.
+    if joined := [each for each in (*train, *heldout) if MIXED in each]:
+        raise ConfigError(
+            f"{name}: a task's name must not have {MIXED!r} in it, which separates the tasks of a "
+            f"mixed group, and {joined[0]!r:.60} has: write it in another way"
+        )
     num_groups = config.admission.groups_per_step
     places = num_groups - rival_places(population, num_groups)
     if population.matchmaker.kind == "fixed" and len(train) > places:

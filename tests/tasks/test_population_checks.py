@@ -22,6 +22,7 @@ def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> N
     for shared, sentence in (
         (f"{__name__}:Shared", "'fixed-paper' cannot be trained on and held out"),
         (f"{__name__}:Named", "'policy-3' is the name of a version of the policy"),
+        (f"{__name__}:Joined", r"must not have ' \| ' in it, .+ and 'ls \| wc' has"),
     ):
         changes = [f"environment.name={shared}", "environment.options={}"]
         with pytest.raises(ConfigError, match=sentence):
@@ -124,6 +125,13 @@ class Named(Few):
 
     def family(self, member: str) -> str:
         return "fixed"
+
+
+class Joined(Named):
+    """A task reads like those of a mixed group."""
+
+    def members(self, split: str) -> tuple[str, ...]:
+        return ("fixed-rock", "ls | wc") if split == "train" else ("fixed-paper", "fixed-scissors")
 
 
 def test_the_catalogue_says_who_has_a_second_seat() -> None:
