@@ -132,21 +132,24 @@ class Advantage(Variant, tag_field="estimator"):
                     "advantage.length_penalty punishes completions over half their limit, and a "
                     f"limit of one token has no half: set it to 0, or raise transcript.{limit}"
                 )
-        # Whether only turns of other trials can give a turn an advantage.
-        needs_other_trials = (
+        is_alone = config.admission.trials_per_group == 1
+        if config.learner.steps and is_alone and self.needs_other_trials():
+            raise ConfigError(
+                "admission.trials_per_group must be at least 2 with advantage.baseline = "
+                f"{self.baseline} and the estimator {self.kind!r}, got 1: a turn is compared "
+                "with turns of other trials of its group, and every advantage would be 0"
+            )
+
+    def needs_other_trials(self) -> bool:
+        """Return whether only turns of other trials of the group can give a turn an advantage."""
+        compares_trials = (
             self.leaves_one_out
             or self.value == "trial_score"
             or {"kind", "episode", "index"} <= set(self.baseline)
         )
         # The anchor term compares turns of one trial too, unless all of them have its score.
         has_anchor_term = self.anchor_weight and self.value == "return"
-        compares = not needs_other_trials or "group" not in self.baseline or has_anchor_term
-        if config.learner.steps and config.admission.trials_per_group == 1 and not compares:
-            raise ConfigError(
-                "admission.trials_per_group must be at least 2 with advantage.baseline = "
-                f"{self.baseline} and the estimator {self.kind!r}, got 1: a turn is compared "
-                "with turns of other trials of its group, and every advantage would be 0"
-            )
+        return compares_trials and "group" in self.baseline and not has_anchor_term
 
 
 class GroupMean(Advantage, tag="group_mean"):

@@ -471,11 +471,24 @@ class GraphMemory(Method):
         """Strategies from the scripted trials so far: by query, the action for each state."""
 
     def check(self) -> None:
-        """Refuse groups of one trial, in which no guided trial has another to compare with."""
-        if self.config.admission.trials_per_group < 2:
+        """Refuse groups in which no guided trial has another to compare with, and those in which
+        the baseline compares a trial with itself alone.
+        """
+        num_trials, advantage = self.config.admission.trials_per_group, self.config.advantage
+        if num_trials < 2:
             raise ConfigError(
                 "methods.graph_memory compares guided trials with others of their group: set "
                 "admission.trials_per_group to at least 2, or leave the method out"
+            )
+        guided = self._num_guided()
+        is_apart = "memory" in advantage.baseline and advantage.needs_other_trials()
+        if is_apart and min(guided, num_trials - guided) < 2:
+            raise ConfigError(
+                f"methods.graph_memory: {guided} of {num_trials} trials of a group are guided, and "
+                'advantage.baseline has "memory", so that these and the others are compared among '
+                "themselves: a trial that is alone would never be trained. Set "
+                "admission.trials_per_group to at least 4, with methods.graph_memory.guided = 0.5, "
+                'or leave "memory" out of advantage.baseline'
             )
 
     def guidance(self, number: int, task: Task) -> Guidance | None:
@@ -484,9 +497,13 @@ class GraphMemory(Method):
         source = random.Random(f"{self.config.seed}/memory/{self.version}/{number}")
         num_strategies = 1 if settings.told == "singly" else settings.strategies
         decisions = drawn(scores, num_strategies, source)
+        nats = logprob(scores, decisions)
+        return self._guidance_of(decisions, nats, self._num_guided(), self.version)
+
+    def _num_guided(self) -> int:
+        """Return the number of trials of a group that begin with strategies."""
         num_trials = self.config.admission.trials_per_group
-        guided = min(num_trials - 1, max(1, round(settings.guided * num_trials)))
-        return self._guidance_of(decisions, logprob(scores, decisions), guided, self.version)
+        return int(min(num_trials - 1, max(1, round(self.settings.guided * num_trials))))
 
     def guidance_tokens(self) -> int:
         """Return the least tokens of a guidance: two for each strategy, its state and action."""

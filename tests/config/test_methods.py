@@ -103,6 +103,25 @@ def test_two_roles_refuse_what_would_compute_with_one(changes, said):
         Methods(config).check()
 
 
+def test_a_bonus_for_what_later_episodes_use_needs_later_episodes():
+    with pytest.raises(
+        ConfigError, match=r"^methods\.metacure\.information_bonus: .*of one episode"
+    ):
+        check(configured("information_bonus", **{"trial.episodes": 1}))
+
+
+@pytest.mark.parametrize(("trials", "guided"), [(2, 0.5), (3, 0.5), (8, 0.1)])
+def test_guided_trials_and_the_others_of_a_group_are_two_at_least_where_each_has_a_baseline(
+    trials, guided
+):
+    changes = {"admission.trials_per_group": trials, "methods.graph_memory.guided": guided}
+    with pytest.raises(ConfigError, match="a trial that is alone would never be trained"):
+        check(configured("graph_memory", **changes))
+    shared = {"advantage.baseline": ["group", "kind", "episode", "index"]}
+    check(configured("graph_memory", **changes, **shared))
+    check(configured("graph_memory", **{"admission.trials_per_group": 4}))
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [("shop", "'shop' does not list them"), ("sokoban", None), ("boxes", None)],
