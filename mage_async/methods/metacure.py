@@ -95,15 +95,14 @@ class MetaCure(Method):
             )
         if settings.information_bonus:
             self._check_bonus()
-        if not settings.separate_roles:
-            return
-        check_two_adapters("methods.metacure.separate_roles", self.config)
-        if self.config.trial.episodes == 1:
-            raise ConfigError(
-                "methods.metacure.separate_roles: a trial of one episode has nothing before its "
-                "last: set trial.episodes to at least 2, or set "
-                "methods.metacure.separate_roles = false"
-            )
+        if settings.separate_roles:
+            check_two_adapters("methods.metacure.separate_roles", self.config)
+        for key, off in (("separate_roles", "false"), ("information_bonus", "0")):
+            if getattr(settings, key) and self.config.trial.episodes == 1:
+                raise ConfigError(
+                    f"methods.metacure.{key}: a trial of one episode has nothing before its last: "
+                    f"set trial.episodes to at least 2, or set methods.metacure.{key} = {off}"
+                )
 
     @property
     def rewards_need_environment(self) -> bool:
