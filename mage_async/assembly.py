@@ -403,6 +403,8 @@ def _check_replaced_groups(config: Config) -> None:
     causes = [f"methods.{name}, which rewards turns" for name in overriding(config, "turn_rewards")]
     own_losses = overriding(config, "loss_term")
     causes += [f"methods.{name}, which adds a loss of its own" for name in own_losses]
+    own_trainers = overriding(config, "trainer")
+    causes += [f"methods.{name}, which learns from them" for name in own_trainers]
     if "group" not in baseline:
         causes.append(f"advantage.baseline = {baseline}, which compares groups with each other")
     if number and causes:

@@ -510,7 +510,7 @@ class Admission(Section):
     in every episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): the
     advantages of such trials are 0. A group is kept if a penalty, or the turn at which a reward
     came, still gives an advantage. Must be 0 where groups are compared with each other, or a method
-    rewards turns or adds a loss of its own. 0 replaces none."""
+    rewards turns, adds a loss of its own or brings a trainer. 0 replaces none."""
     max_groups_in_play: Count = 1024
     """Largest number of groups that are played at a time (granted and not complete); the contexts
     of the actors' engines limit them too."""

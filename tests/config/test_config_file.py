@@ -231,6 +231,9 @@ def test_groups_of_equal_rewards_are_not_replaced_where_they_teach(assignment: s
     check(config_file.load(config_file.find(None), replaced))
     with pytest.raises(ConfigError, match=r"admission.replaced_groups must be 0 with"):
         check(config_file.load(config_file.find(None), [*replaced, assignment]))
+    grid = [*replaced, "environment.name=grid", "warm_start=none"]
+    with pytest.raises(ConfigError, match=r"must be 0 with methods.sac_glam, which learns from"):
+        check(config_file.load(config_file.find(None), grid, "sac_glam"))
 
 
 def test_groups_of_one_trial_are_refused_where_there_is_training() -> None:
