@@ -164,7 +164,7 @@ class InProcessRun:
         runs: list[TrialInProgress] = []
         guidances: list[Guidance | None] = []
         for number in numbers:
-            task = self._tasks.task(number)
+            task = self._tasks.task(number, version)
             guidance = self.methods.guidance(number, task)
             guidances.append(guidance)
             # In self-play one run makes two trials, one of each seat.

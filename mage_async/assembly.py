@@ -62,7 +62,7 @@ def environment_of(config: Config) -> Environment:
     if not section.ladder:
         return environment
     mix = Mix(curriculum(section.name, environment, section.options, section.ladder))
-    mix.groups_per_part = section.rung_steps * config.admission.groups_per_step
+    mix.steps_per_part = section.rung_steps
     return mix
 
 

@@ -45,7 +45,8 @@ class Environment(Section):
     easy to hard. Training begins with its easiest rung and ends with `options`; evaluations play
     all rungs. "" trains on `options` alone."""
     rung_steps: Count = 10
-    """Number of steps on each rung of the curriculum before the next one; the last rung stays."""
+    """Number of steps for which groups of each rung of the curriculum are granted before those of
+    the next one; the last rung stays."""
     step_deadline_s: Positive = 60.0
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
     `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. If the

@@ -55,8 +55,8 @@ class Mix(Environment):
             same label.
     """
 
-    groups_per_part = 0
-    """Number of training groups for which a curriculum plays each component before it moves to the
+    steps_per_part = 0
+    """Number of steps for which a curriculum grants groups of each component before it moves to the
     next; the last component then goes on. `assembly.py` sets it. With 0, which is no curriculum,
     components take turns by their shares.
     """

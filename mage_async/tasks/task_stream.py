@@ -1,7 +1,8 @@
 """Draw the tasks of a run: those that groups train on, and the fixed ones of evaluations.
 
-The task of the n-th group is a function of the run's seed, of n and, if the policy meets its
-past versions, of the ratings at that time. So a resumed run draws the same tasks.
+The task of the n-th group is a function of the run's seed, of n, in a curriculum of the policy
+version and, if the policy meets its past versions, of the ratings at that time. So a resumed run
+draws the same tasks.
 
 A *member* is the hidden part of a task, by name: an opponent or a variant of the environment, or a
 past version of the policy (`league.py`). In a *mixed group* (`population.mixed_groups`) each trial
@@ -43,28 +44,30 @@ class TaskStream:
     def __init__(self, environment: Environment, seed: int) -> None:
         self._name, self._seed = environment.facts.name, seed
         self._parts = environment.parts if isinstance(environment, Mix) else ()
-        self._groups_per_part = environment.groups_per_part if isinstance(environment, Mix) else 0
+        self._steps_per_part = environment.steps_per_part if isinstance(environment, Mix) else 0
         self._streams = {part.label: TaskStream(part.environment, seed) for part in self._parts}
         self._members = environment.members("train")
         self._seats = environment.seats()
 
-    def task(self, number: int) -> Task:
-        """Return the task of the `number`-th group, from 0."""
+    def task(self, number: int, version: int = 0) -> Task:
+        """Return the task of the `number`-th group, from 0, which is granted at a policy version;
+        only a curriculum depends on the version.
+        """
         if self._parts:
-            return self._from_mix(number)
+            return self._from_mix(number, version)
         deck, place = divmod(number, len(self._members))
         order = list(self._members)
         random.Random(f"{self._seed}/deck/{deck}").shuffle(order)
         source = random.Random(f"{self._seed}/task/{number}")
         return Task(self._name, order[place], source.getrandbits(40), source.choice(self._seats))
 
-    def _from_mix(self, number: int) -> Task:
+    def _from_mix(self, number: int, version: int) -> Task:
         """Return the task of group `number` in a mix of environments: that of the component whose
         turn it is.
         """
-        if size := self._groups_per_part:
-            component = min(number // size, len(self._parts) - 1)
-            return self._of_part(self._parts[component], number - component * size)
+        if self._steps_per_part:
+            component = min(version // self._steps_per_part, len(self._parts) - 1)
+            return self._of_part(self._parts[component], number)
         cards = [part for part in self._parts for _ in range(part.share)]
         deck, place = divmod(number, len(cards))
         random.Random(f"{self._seed}/parts/{deck}").shuffle(cards)
@@ -83,8 +86,8 @@ class MatchedTasks:
     """Draw tasks whose members the configuration's matchmaker chooses (`matchmaking.py`).
 
     Args:
-        task_of: Returns the task of the n-th group, with a member of the environment, such as
-            `TaskStream.task`.
+        task_of: Returns the task of the n-th group, granted at a policy version, with a member of
+            the environment, such as `TaskStream.task`.
         environment: The environment whose members are met.
         league: The past versions of the policy, and their ratings.
         config: Table `population` of the configuration.
@@ -94,7 +97,7 @@ class MatchedTasks:
 
     def __init__(
         self,
-        task_of: Callable[[int], Task],
+        task_of: Callable[[int, int], Task],
         environment: Environment,
         league: League,
         config: Population,
@@ -106,9 +109,11 @@ class MatchedTasks:
         self._config, self._seed, self._groups_per_step = config, seed, groups_per_step
         self._members = environment.members("train")
 
-    def task(self, number: int) -> Task:
-        """Return the task of the `number`-th group, given the current ratings."""
-        task, config = self._task_of(number), self._config
+    def task(self, number: int, version: int = 0) -> Task:
+        """Return the task of the `number`-th group, which is granted at a policy version, given the
+        current ratings.
+        """
+        task, config = self._task_of(number, version), self._config
         if config.mixed_groups:
             source = random.Random(f"{self._seed}/mixed/{number}")
             order = source.sample(self._members, len(self._members))  # all, shuffled

@@ -512,7 +512,7 @@ class Coordinator:
             return None
         horizon = self.methods.horizon(ledger.version, config.trial.episodes)
         number = ledger.next_grant
-        task = self.tasks.task(number)
+        task = self.tasks.task(number, ledger.version)
         return ledger.grant(
             task,
             num_episodes=horizon.num_episodes,
