@@ -2,9 +2,11 @@
 
 A method is a class derived from `Method` that overrides the hooks it needs; every hook does nothing
 by default. The core never names a method: it calls `Methods`, which calls the methods that the
-configuration turns on. Each process that needs a method has an instance of it; the docstring of a
-hook says which process calls the hook. A hook must be a function of the configuration, of its
-arguments and of the method's state, so that a replay of the journal computes the same.
+configuration turns on. The docstring of a hook says which process calls the hook. A hook must be a
+function of the configuration, of its arguments and of the method's state, so that a replay of the
+journal computes the same. The hooks of the learner's step are called on a new instance each time,
+whose state is that of `begin(None, 0)`: pages and exports, which have no states, compute the same
+rewards.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -239,7 +241,7 @@ class Method:
     def learn_demonstration(self, trial: Trial) -> None:
         """Take a scripted trial of the warm start into account for later ones."""
 
-    # The step of the learner.
+    # The step of the learner. No hook below sees the state, and `__init__` should be cheap.
 
     def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
         """Return a reward for each turn of each trial of a batch, added to the environment's;
