@@ -167,7 +167,9 @@ def _section(section: type[Section], tree: Table, path: str, *, imports: bool) -
     """
     inside: dict[str, Any] = {}
     for key, hint in hints_of(section).items():
-        value = tree.get(key)
+        value, kind = tree.get(key), kind_key(hint)
+        if isinstance(value, dict) and kind and kind not in value:
+            raise msgspec.ValidationError(f"Invalid value - at `{path}.{key}.{kind}`")
         if isinstance(value, dict) and (found := table_class(hint, value, imports=imports)):
             inside[key] = _section(found, value, f"{path}.{key}", imports=imports)
     plain = {key: value for key, value in tree.items() if key not in inside}

@@ -91,6 +91,14 @@ def test_a_wrong_key_or_value_is_answered_with_what_to_write(
     assert str(caught.value) == f"--set {assignment}: {sentence}"
 
 
+@pytest.mark.parametrize("assignment", ["tracking.own=true", "tracking.own.experiment=mine"])
+def test_a_tracker_of_ones_own_without_a_kind_is_no_tracker_of_this_package(
+    assignment: str,
+) -> None:
+    with pytest.raises(ConfigError, match=r"`tracking\.own\.kind` must be one of 'wandb', "):
+        config_file.load(config_file.find(None), [assignment])
+
+
 @pytest.mark.parametrize("policy", ["policy.kind=tiny", "policy.source=model"])
 def test_a_rate_or_a_bonus_that_is_set_alone_does_not_rise_to_another_end(policy: str) -> None:
     def ends(*assignments: str, file: str | None = None) -> list[float]:
