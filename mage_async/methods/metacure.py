@@ -87,6 +87,13 @@ class MetaCure(Method):
         and roles with keys that need one policy.
         """
         settings = self.settings
+        needs_last = settings.separate_roles or settings.exploration_share < 1.0
+        if needs_last and self.config.trial.episode_budget:
+            raise ConfigError(
+                "methods.metacure: trial.episode_budget ends a trial before its last episode, the "
+                "only one that the exploiter plays and that counts in full: set it to 0, or set "
+                "methods.metacure.separate_roles = false and methods.metacure.exploration_share = 1"
+            )
         if settings.exploration_share < 1.0 and self.config.trial.stop_on_success:
             raise ConfigError(
                 "methods.metacure.exploration_share: a trial that ends with an early success would "

@@ -188,6 +188,11 @@ def test_trials_that_may_end_before_their_last_episode_are_refused():
     settings = ["methods.metacure.exploration_share=0", "trial.stop_on_success=true"]
     with pytest.raises(ConfigError, match="would have no last episode"):
         check(config_file.load(config_file.find(None), settings))
+    budget = ["trial.episodes=4", "trial.episode_budget=3", "evaluation.episodes=3"]
+    for key in ("exploration_share=0", "separate_roles=true"):
+        settings = [*budget, "engine.max_tokens=300", f"methods.metacure.{key}"]
+        with pytest.raises(ConfigError, match=r"^methods\.metacure: trial\.episode_budget ends"):
+            check(config_file.load(config_file.find(None), settings))
 
 
 def test_the_share_of_early_returns_is_no_share_of_their_bonuses():
