@@ -151,6 +151,12 @@ class MetaCure(Method):
                 "and no versions of the policy: set population.rivals = 0 or "
                 "methods.metacure.information_bonus = 0"
             )
+        if is_exact and self.config.trial.repeats == "fresh":
+            raise ConfigError(
+                "methods.metacure.information_bonus: to compute what a turn says, its actions are "
+                'played again, and with trial.repeats = "fresh" they would be answered otherwise: '
+                'set it to "same", or set methods.metacure.inference = "learned"'
+            )
         # Methods with a share of self-play, in which the opponent is no member of the environment.
         if others := overriding(self.config, "self_play_share"):
             raise ConfigError(

@@ -76,6 +76,7 @@ def test_a_method_that_changes_one_thing_leaves_all_else_as_it_is(method, change
         ("trial.memory=reflection", 'trial.memory must be "none" or "history", got "reflection"'),
         ("methods.scaling_inter.turns=[1]", "does not work together with methods.scaling_inter"),
         ("credit.kind=final_only", 'must be "single_episode" or "cumulative_code"'),
+        ("trial.repeats=fresh", 'trial.repeats must be "same", got "fresh"'),
     ],
 )
 def test_soft_actor_critic_refuses_what_it_would_ignore(change, said):

@@ -195,6 +195,14 @@ def test_trials_that_may_end_before_their_last_episode_are_refused():
             check(config_file.load(config_file.find(None), settings))
 
 
+def test_actions_that_would_be_answered_otherwise_are_not_played_again_for_a_bonus():
+    settings = ["trial.repeats=fresh", "methods.metacure.information_bonus=0.1"]
+    with pytest.raises(ConfigError, match="they would be answered otherwise"):
+        check(config_file.load(config_file.find(None), settings))
+    learned = "methods.metacure.inference=learned"
+    check(config_file.load(config_file.find(None), [*settings, learned]))
+
+
 def test_the_share_of_early_returns_is_no_share_of_their_bonuses():
     remark = Turn(Kind.REFLECT, 0, 0, 0, 0, 1, 0.0, True, "so")
     turns = (act(0, 0, "a", 1.0), remark, act(1, 0, "b", 5.0))

@@ -127,6 +127,7 @@ def _needs(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:
         ("sampling.restricted", config.sampling.restricted, (True,)),
         # The learner plays each trial again, which it cannot do against a past policy.
         ("population.rivals", config.population.rivals, (0.0,)),
+        ("trial.repeats", trial.repeats, ("same",)),
     ]
 
 
