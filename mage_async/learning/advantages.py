@@ -211,6 +211,9 @@ class Gigpo(Advantage, tag="gigpo"):
     #   anchor than "coded", keep them apart.
     # - A turn alone in its episode cell keeps its whole score; under any other baseline it gets 0.
 
+    anchor_weight: NonNegative = 1.0
+    """Weight of the comparison with turns taken in the same state, the second of GiGPO's terms."""
+
     has_score: ClassVar[bool] = True
     anchor_key: ClassVar[Sequence[Key]] = ("group", "member", "seat", "anchor")
     """Columns that the turns of a state cell share; LaMer has no "member"."""

@@ -54,7 +54,8 @@ def estimated(rows, **changes):
 
 
 def gigpo(rows, **changes):
-    as_coded = {"baseline": ["group"], "scale": "none", "weight": "sample", "anchor_weight": 1.0}
+    # Both of its terms count equally, unless a weight is given.
+    as_coded = {"baseline": ["group"], "scale": "none", "weight": "sample"}
     return Gigpo(**as_coded | changes).estimate(rows, "cpu").numpy()
 
 
