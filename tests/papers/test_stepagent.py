@@ -78,3 +78,26 @@ def test_in_the_experts_states_its_steps_are_those_of_its_own_trials():
             play.act(action)
     assert found == steps
     assert method.rewards_need_environment
+
+
+class FreeText:
+    """Say yes."""
+
+    words, max_turns = ("yes", "no"), 2
+
+    def reset(self, seed, task):
+        return "no"
+
+    def step(self, action):
+        return "no", float(action == "yes"), False
+
+    def script(self, source):
+        return lambda history: "yes"
+
+
+def test_an_expert_plays_to_the_end_where_no_actions_are_listed():
+    given = [f"environment.name={__name__}:FreeText", "methods.stepagent.states=expert"]
+    config = config_file.load(config_file.find("quickstart"), given, "stepagent_irl")
+    method = StepAgent(msgspec.convert(config.methods["stepagent"], Settings), config)
+    trial = Trial(Task(method.environment.facts.name, "3", 8), 0, 3, (), ())
+    assert method._expert_steps([trial]) == {("no", "yes"): 6}

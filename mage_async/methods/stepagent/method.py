@@ -144,11 +144,12 @@ class StepAgent(Method):
             for episode in range(trial.num_episodes):
                 play = self.environment.begin(trial.task, episode)
                 make_pending_calls(play)
-                while play.legal_actions():
-                    action = expert.action(play, episode, ())
-                    steps[play.anchor, action or ""] += 1
-                    play.act(action or "")
-                    make_pending_calls(play)
+                is_over = False
+                while not is_over:
+                    action = expert.action(play, episode, ()) or ""
+                    steps[play.anchor, action] += 1
+                    outcome = play.act(action)
+                    is_over = (make_pending_calls(play) or outcome).is_done
         return steps
 
     def loss_term(self) -> Any:
