@@ -47,8 +47,9 @@ class ScalingInter(Method):
         """Check that the stages grow to the configured trial, and that all seats can follow them.
 
         Raises:
-            ConfigError: there are no stages, they shrink, their episodes do not end with
-                `trial.episodes`, or their turns would end the episodes of one seat of two.
+            ConfigError: there are no stages, they shrink, their turns limit no episode, their
+                episodes do not end with `trial.episodes`, or their turns would end the episodes of
+                one seat of two.
         """
         settings, num_episodes = self.settings, self.config.trial.episodes
         if not settings.turns and not settings.episodes:
@@ -62,6 +63,13 @@ class ScalingInter(Method):
                 raise ConfigError(
                     f"methods.scaling_inter.{name} must not shrink from stage to stage: {stages}"
                 )
+        longest = self.environment.facts.max_turns
+        if settings.turns and settings.turns[0] >= longest:
+            raise ConfigError(
+                f"methods.scaling_inter.turns = {settings.turns} limits nothing: episodes of "
+                f"{self.environment.facts.name!r} have at most {longest} turns; begin with fewer, "
+                "such as half of them, or leave the key out"
+            )
         if settings.episodes and settings.episodes[-1] != num_episodes:
             raise ConfigError(
                 f"methods.scaling_inter.episodes must end with trial.episodes = {num_episodes}, "

@@ -56,7 +56,7 @@ OVER = {
     "metacure": [],
     "rema": [],
     "sac_glam": ["--set", "environment.name=grid"],
-    "scaling_inter": [],
+    "scaling_inter": ["--set", "environment.name=grid"],
     "sge": ["--set", "engine.max_tokens=240"],
     "stepagent_implicit": [],
     "stepagent_irl": [],

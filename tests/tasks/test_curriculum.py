@@ -58,6 +58,10 @@ def test_without_stages_nothing_is_limited():
             r"must end with trial.episodes = 3, got \[1, 2\]",
         ),
         (
+            "methods.scaling_inter.turns=[4, 8]",
+            r"turns = \[4, 8\] limits nothing: episodes of 'rps' have at most 4 turns",
+        ),
+        (
             "methods.scaling_inter.turns=[0]",
             r"`methods.scaling_inter.turns\[0\]` must be at least 1, got 0",
         ),
