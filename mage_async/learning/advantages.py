@@ -158,8 +158,8 @@ class GroupMean(Advantage, tag="group_mean"):
     epsilon: NonNegative = 0.05
     """Added to the root mean square of `scale`, in `epsilon_unit`."""
     epsilon_unit: Literal["return", "range"] = "return"
-    """Unit of `epsilon`: one of return, or the range of returns in the batch (in a mix, of each
-    environment). With "range" advantages are the same in whatever unit rewards are paid."""
+    """Unit of `epsilon`: one of return, or the range of the returns that share a `scale`. With
+    "range" advantages are the same in whatever unit rewards are paid."""
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
         """Subtract the baseline from returns, add the anchor term, and divide by the scale.
@@ -170,8 +170,7 @@ class GroupMean(Advantage, tag="group_mean"):
         """
         from mage_kernels import minus_baseline, over_rms
 
-        unit = _ranges(table) if self.epsilon_unit == "range" and self.scale != "none" else 1.0
-        returns = _on(device, table.returns / unit)
+        returns = _on(device, table.returns)
         leaves_one_out = self.leaves_one_out
         cells = _cells(table, self.baseline, self.weight, device, has_parts=leaves_one_out)
         values = minus_baseline(returns, cells, leave_one_out=leaves_one_out)
@@ -182,6 +181,9 @@ class GroupMean(Advantage, tag="group_mean"):
         if self.scale == "none":
             return values
         scales = _cells(table, self.scale, self.weight, device)
+        if self.epsilon_unit == "range":
+            unit = _on(device, _ranges(table.returns, table.cells(self.scale)))
+            values, returns = values / unit, returns / unit
         # A cell whose root mean square is no larger than the rounding error of its largest return
         # gives 0.
         return over_rms(values, scales, returns, self.epsilon)
@@ -275,13 +277,13 @@ def turn_advantages(
     return values - _on(device, penalties) if config.penalise == "advantage" else values
 
 
-def _ranges(table: TurnTable) -> np.ndarray:
-    """Return the range of returns in each turn's component, or 1: float64 `[N]`."""
-    ranges = np.ones(len(table))
-    for component in np.unique(table.component):
-        own = table.component == component
-        ranges[own] = np.ptp(table.returns[own]) or 1.0
-    return ranges
+def _ranges(values: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Return the range of the values in each turn's cell, or 1 where it is 0: float64 `[N]`."""
+    low, high = np.full(len(values), np.inf), np.full(len(values), -np.inf)
+    np.minimum.at(low, cells, values)
+    np.maximum.at(high, cells, values)
+    ranges: np.ndarray = (high - low)[cells]
+    return np.where(ranges > 0.0, ranges, 1.0)
 
 
 def _cells(

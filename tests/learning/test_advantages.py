@@ -127,6 +127,9 @@ def test_advantages_of_a_class_of_ones_own_do_not_depend_on_the_unit_of_its_rewa
     assert found[4:] == pytest.approx(found[:4])
     assert found.max() > 1.0
     assert advantages(table([unit] * 4), **keys).tolist() == [0.0] * 4
+    # Nor do those of early episodes, with a scale of their own, depend on what the last one pays.
+    keys |= {"baseline": ("episode",), "scale": ("episode",)}
+    assert advantages(table(rows.returns, episode=halves), **keys) == pytest.approx(found)
 
 
 def test_a_turn_alone_in_its_cell_gets_zero():
