@@ -24,11 +24,13 @@ class Settings(Section):
 
 BOTH_SEATS = {
     "methods.both_seats.share": 0.33,
+    # Two pairs of trials at least; on cores a group has three trials by default.
+    "admission.trials_per_group": 8,
     "advantage.baseline": ["group", "seat", "kind", "episode", "index"],
     "advantage.scale": ["member", "seat"],
 }
-"""Keys of a preset: a third of the groups is self-play, and the advantages of each seat are
-normalised by themselves."""
+"""Keys of a preset: a third of the groups is self-play, in pairs of trials, and the advantages of
+each seat are normalised by themselves."""
 
 
 class BothSeats(Method):

@@ -457,6 +457,9 @@ class GraphMemory(Method):
         "graph_memory": {
             "methods.graph_memory.strategies": 3,
             "methods.graph_memory.told": "singly",
+            # Each half of a group is its own baseline; on cores a group has three trials by
+            # default, of which one would be alone.
+            "admission.trials_per_group": 8,
             "advantage.baseline": ["group", "memory", "kind", "episode", "index"],
         }
     }

@@ -113,6 +113,11 @@ def test_a_bonus_for_what_later_episodes_use_needs_later_episodes():
         check(configured("information_bonus", **{"trial.episodes": 1}))
 
 
+@pytest.mark.parametrize("method", ["graph_memory", "both_seats", "mage_population"])
+def test_presets_that_divide_a_group_have_enough_trials_with_a_pretrained_policy_on_cores(method):
+    check(config_file.load(config_file.find(None), ["policy.source=models/mine"], method))
+
+
 @pytest.mark.parametrize(("trials", "guided"), [(2, 0.5), (3, 0.5), (8, 0.1)])
 def test_guided_trials_and_the_others_of_a_group_are_two_at_least_where_each_has_a_baseline(
     trials, guided
