@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.admission.ledger import NO_VARIANCE, Accepted, Ledger, Unknown
+from mage_async.admission.ledger import NO_VARIANCE, Accepted, Duplicate, Ledger, Unknown
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
@@ -72,9 +72,8 @@ FIRST_HEARTBEAT_S = 60.0
 """Seconds without a message after which an actor counts as away if it has not sent a heartbeat yet:
 it is still starting."""
 LOST_INTERVALS = 30
-"""An actor is forgotten after a silence of this many times `SILENCE_S`: 2 minutes, by when the
-supervisor has ended a local actor. If it never sent a heartbeat, `FIRST_HEARTBEAT_S` counts, which
-makes 30 minutes."""
+"""An actor is forgotten after this many times the silence after which it counts as away: after 2
+minutes, by when the supervisor has ended a local actor, and before its first heartbeat after 30."""
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
@@ -112,14 +111,18 @@ class KnownPeer:
         """Whether the peer plays groups; otherwise it is the evaluator."""
         return self.hello.role == "actor"
 
+    @property
+    def is_present_actor(self) -> bool:
+        """Whether the peer is an actor that is not away."""
+        return self.is_actor and not self.is_away
+
     def patience_s(self) -> float:
         """Return the seconds for which the peer may be silent before it counts as away."""
         return FIRST_HEARTBEAT_S if self.heartbeat is None else SILENCE_S
 
     def is_newly_silent(self, now: float) -> bool:
         """Return whether an actor has been silent for too long and is not marked as away yet."""
-        is_expected = self.is_actor and not self.is_away
-        return is_expected and now - self.last_heard > self.patience_s()
+        return self.is_present_actor and now - self.last_heard > self.patience_s()
 
     def is_lost(self, now: float) -> bool:
         """Return whether an actor has been away long enough to be forgotten."""
@@ -191,17 +194,16 @@ class Coordinator:
             case Hello():
                 self._take_hello(peer, message)
             case TrialResult():
-                if not self._look_for_space():  # otherwise the peer keeps the result
+                if self._look_for_space():  # otherwise the peer keeps the result
                     self._take_result(peer, message)
             case EpisodeResult():
                 self.ledger.keep(message)
             case GroupDrop():
                 turns = message.num_turns
                 if self.ledger.drop(message.grant, message.epoch, message.reason, turns):
-                    self._record_drop(
+                    self._record_drops(
                         Dropped(grant=message.grant, reason=message.reason, num_turns=turns)
                     )
-                    self._check_drops()
             case Loaded():
                 self._take_loaded(peer, message)
             case Heartbeat():
@@ -237,9 +239,9 @@ class Coordinator:
         """Journal that the weights of a version can be read, and announce them to the peers.
 
         The first announcement is of the version that this process begins with. It is journaled
-        only if the league awaits it as an opponent: otherwise the record would change nothing.
-        The first announcement opens the store, for which the peers have waited; with
-        `admission.lag`, actors then begin with older versions.
+        only if the league awaits it as an opponent: otherwise the record would change nothing. It
+        opens the store, for which the peers have waited. With `admission.lag`, actors begin with
+        older versions.
         """
         version, is_open = publication.version, self.weights.is_open
         if is_open or self.league.awaits(version):
@@ -299,8 +301,8 @@ class Coordinator:
 
     def rivals(self) -> set[int]:
         """Return the versions of the policy that are opponents of groups, now or later."""
-        # A complete group needs its opponent no longer, in training or not. After a restart, groups
-        # that were in training are in flight again; they must not need weights that were removed.
+        # Not of complete groups: their opponents have played. So a restarted learner, for which the
+        # groups in training are in flight again, needs no weights that were removed.
         playing = {version_of(member) for member in self.ledger.incomplete_members()}
         return self.league.kept() | {version for version in playing if version is not None}
 
@@ -311,7 +313,7 @@ class Coordinator:
     def has_heard_all(self) -> bool:
         """Return whether the evaluator and every peer that plays a group have said Hello.
 
-        After a restart of the learner this takes a while; then they can be sent a Goodbye.
+        After a restart of the learner this takes a while, and `dismiss` reaches only these peers.
         """
         roles = {known.hello.role for known in self.peers.values()}
         return "evaluator" in roles and self.ledger.playing_peers() <= self.peers.keys()
@@ -333,7 +335,7 @@ class Coordinator:
 
     def present_actors(self) -> tuple[int, int]:
         """Return the number of actors that are not silent, and of those that load their engine."""
-        present = [known for known in self.peers.values() if known.is_actor and not known.is_away]
+        present = [known for known in self.peers.values() if known.is_present_actor]
         # An actor's heartbeats have no counters until its engine is there.
         num_loading = sum(not (each.heartbeat and each.heartbeat.counters) for each in present)
         return len(present), num_loading
@@ -407,8 +409,9 @@ class Coordinator:
     def _set_quota(self, peer: Peer) -> None:
         """Set how many groups a peer may play: its quota for a present actor, otherwise none."""
         known = self.peers.get(peer)
-        plays = known is not None and known.is_actor and not known.is_away
-        self.ledger.set_quota(peer, known.hello.group_quota if known and plays else 0)
+        self.ledger.set_quota(
+            peer, known.hello.group_quota if known and known.is_present_actor else 0
+        )
 
     def _look_after_peers(self, now: float) -> None:
         """Mark silent peers as away, and forget those that were away for long.
@@ -443,19 +446,18 @@ class Coordinator:
                 self.ledger.peer_gone(owner)
 
     def _forgive_stall(self, now: float) -> None:
-        """Forgive silence and lateness in a time in which this process did not listen, and lateness
-        while the journal is full.
+        """Blame no peer for silence while this process did not run, nor for lateness then or while
+        the journal is full.
         """
         gap = 0.0 if self._ticked_at is None else now - self._ticked_at
-        self._ticked_at, deadline = now, now + self.config.admission.grant_deadline_s
+        self._ticked_at = now
         if gap > STALL_S:
             self.note(f"the learner itself did not run for {gap:.1f} s")
             self._opened_at += gap
-            self.ledger.postpone_deadlines(gap, deadline)
             for known in self.peers.values():
                 known.last_heard = now
-        elif self._is_full:  # no result is taken in, so no group is late
-            self.ledger.postpone_deadlines(gap, deadline)
+        if gap > STALL_S or self._is_full:  # no result was taken in
+            self.ledger.postpone_deadlines(gap, now + self.config.admission.grant_deadline_s)
 
     def _remove(self, peer: Peer) -> None:
         """Forget a peer that has ended, for good or until it says Hello again."""
@@ -544,19 +546,19 @@ class Coordinator:
         for peer in late & self.peers.keys():
             if not self.peers[peer].is_away:
                 self._welcome(peer)
-        for record in dropped:
-            self._record_drop(record)
-        self._check_drops()
+        self._record_drops(*dropped)
 
-    def _record_drop(self, record: Dropped) -> None:
-        """Journal a drop, and note the first drop of its kind."""
-        self.journal.append(record)
-        if (note := self.progress.first_drop(record.reason)) is not None:
-            self.note(note)
-        self.arrived.set()  # without the dropped group, later ones may be a batch
+    def _record_drops(self, *records: Dropped) -> None:
+        """Journal drops, and note the first drop of each kind.
 
-    def _check_drops(self) -> None:
-        """Raise a `DeterministicFailure` if too many groups were dropped in a row."""
+        Raises:
+            DeterministicFailure: too many groups were dropped in a row.
+        """
+        for record in records:
+            self.journal.append(record)
+            if (note := self.progress.first_drop(record.reason)) is not None:
+                self.note(note)
+            self.arrived.set()  # without the dropped group, later ones may be a batch
         counts, most = self.ledger.counts(), self.max_drops_in_a_row
         if counts.drops_in_a_row >= most:
             cure = drop_kind(counts.last_drop).cure or "Mend the cause."
@@ -569,30 +571,22 @@ class Coordinator:
 
     def _take_result(self, peer: Peer, result: TrialResult) -> None:
         """Journal a finished trial, and answer its peer once the trial is durable."""
-        outcome = self.ledger.receive(result)
-        index = result.trial.index
-        if isinstance(outcome, Unknown):
-            self.note(f"{peer}: {outcome.reason}")
-            self._send(
-                peer,
-                Unwanted(
-                    grant=result.grant, epoch=result.epoch, trial=index, reason=outcome.reason
-                ),
-            )
-            return
-        is_first = isinstance(outcome, Accepted)
-        answer = Acknowledge(
-            grant=result.grant, epoch=result.epoch, trial=index, is_duplicate=not is_first
-        )
-        if is_first:
-            for trial in result.trials():
-                self.progress.arrived(trial)
-            self.journal.append(result, partial(self._send, peer, answer))
-        else:
-            # The first result for this trial may not be durable yet.
-            self._send_when_durable(peer, answer)
-        if isinstance(outcome, Accepted) and outcome.is_complete:
-            self._note_complete(peer, result.grant)
+        grant, epoch, index = result.grant, result.epoch, result.trial.index
+        acknowledge = partial(Acknowledge, grant=grant, epoch=epoch, trial=index)
+        match self.ledger.receive(result):
+            case Accepted(is_complete=is_complete):
+                for trial in result.trials():
+                    self.progress.arrived(trial)
+                answer = acknowledge(is_duplicate=False)
+                self.journal.append(result, partial(self._send, peer, answer))
+                if is_complete:
+                    self._note_complete(peer, grant)
+            case Duplicate():
+                # The first result for this trial may not be durable yet.
+                self._send_when_durable(peer, acknowledge(is_duplicate=True))
+            case Unknown(reason=reason):
+                self.note(f"{peer}: {reason}")
+                self._send(peer, Unwanted(grant=grant, epoch=epoch, trial=index, reason=reason))
 
     def _note_complete(self, peer: Peer, grant: int) -> None:
         """Note that all trials of a group have arrived. If all earned the same and have no
@@ -608,7 +602,7 @@ class Coordinator:
         self.arrived.set()
 
     def _look_for_space(self) -> bool:
-        """Return whether the journal is full; once it has space again, welcome all actors.
+        """Return whether the journal has space; once it has some again, welcome all actors.
 
         The actors then send again the results that were not taken in.
         """
@@ -624,7 +618,7 @@ class Coordinator:
             for peer, known in list(self.peers.items()):
                 if known.is_actor and self.weights.is_open:
                     self._welcome_and_repeat_grants(peer)
-        return self._is_full
+        return not self._is_full
 
     # Weights.
 
