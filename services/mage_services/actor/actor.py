@@ -9,7 +9,7 @@ handle      the next queued message         loads weights, starts a group, forge
 group N     weights as new as its grant     plays its trials, each a task, until they end or the
                                             learner takes the group away
 trial N.i   completions of the engine       sends the result, keeps it until acknowledged
-heartbeat   the clock                       sends the learner the engine's counters
+heartbeat   the clock                       sends the engine's counters and each group's turns
 """
 
 import asyncio
@@ -74,8 +74,6 @@ T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
 """Seconds between the heartbeats that tell the learner that an actor or the evaluator lives."""
-
-
 KEPT_AFTER_S = 1.0
 """Seconds of playing after which a trial's finished episodes are sent to the learner, so that
 another actor can continue the trial after them. Episodes that took less are cheaper to play again
@@ -336,10 +334,9 @@ class Actor:
         async with asyncio.TaskGroup() as trials:
             # Where the policy plays both seats of a game, two trials come from one play:
             # `indices_to_begin` has the index of the first of them.
-            indices = set(indices_to_begin(task, grant.num_trials))
-            # Without those that the learner has, or that were sent to it.
-            sent = {index for number, index in self._unacknowledged if number == grant.grant}
-            for index in sorted(indices - sent - set(grant.held)):
+            for index in indices_to_begin(task, grant.num_trials):
+                if index in grant.held or (grant.grant, index) in self._unacknowledged:
+                    continue  # the learner has it, or it was sent
                 guided = stage.guided(grant.guidance and grant.guidance.for_trial(index))
                 trials.create_task(
                     self._trial(guided, group, task, index), name=f"trial {grant.grant}.{index}"
@@ -371,9 +368,8 @@ class Actor:
             """Keep and send finished episodes that are new and took long to play."""
             nonlocal kept
             known, now = group.episodes.get(index), time.monotonic()
-            if known is not None and known.num_episodes == trial.episode:
-                return  # no episode has ended since the last call
-            if now - kept >= KEPT_AFTER_S:
+            has_new = known is None or known.num_episodes != trial.episode
+            if has_new and now - kept >= KEPT_AFTER_S:
                 kept = now
                 finished = group.episodes[index] = trial.finished_episodes(now - began)
                 await self._send_episodes(grant, finished)
@@ -408,8 +404,7 @@ class Actor:
         statistics = self._stage.engine.statistics()
         seconds = self._book_seconds(statistics.forward_s)
         turns = tuple((*key, group.num_turns()) for key, group in self._playing.items())
-        played_again = {"num_played_again": self._stage.retries.num_trials}
-        counters = {**statistics.counters(), **played_again}
+        counters = statistics.counters() | {"num_played_again": self._stage.retries.num_trials}
         return Heartbeat(name=self._name, counters=counters, blocked_s=seconds, turns=turns)
 
     def _book_seconds(self, engine_s: float) -> dict[str, float]:
