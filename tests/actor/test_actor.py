@@ -62,6 +62,19 @@ def test_a_trial_that_the_learner_holds_is_not_played_again(run: Run) -> None:
     run(main)
 
 
+def test_a_trial_that_was_sent_is_not_played_again_before_it_is_acknowledged(run: Run) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, num_trials=3))
+        first, *_ = await site.results(3)
+        site.say(acknowledge(first), grant(0, epoch=1, num_trials=3))
+        (again,) = await site.results(1)
+        assert (again.epoch, again.trial.index) == (1, first.trial.index)
+        site.say(grant(1))
+        assert {result.grant for result in await site.results(2)} == {1}
+
+    run(main)
+
+
 def test_both_seats_of_a_play_arrive_as_one_result(run: Run) -> None:
     async def main(site: Site) -> None:
         site.say(grant(0, epoch=1, member="policy", num_trials=6, held=(2, 3)))
