@@ -23,6 +23,7 @@ from mage_async.config.defaults import (
     MASTERS,
     ON_CORES,
     ON_GPU,
+    PROGRAM_ON_CORES,
     WITH_FOREIGN_ENVIRONMENT,
     WITH_TINY,
 )
@@ -47,6 +48,7 @@ OTHER_DEFAULTS: Mapping[str, Table] = {
     "tiny": WITH_TINY,
     "own class": WITH_FOREIGN_ENVIRONMENT,
     "CPU": ON_CORES,
+    "program on a CPU": PROGRAM_ON_CORES,
     "GPU": merged(ON_GPU, MASTERS, Config),
 }
 """Defaults that replace those of the schema, by the label printed before each, such as "CPU"."""

@@ -140,6 +140,16 @@ ON_CORES: Table = {
 They suit a model of a hundred million weights on two cores: a step of 36 trials with adapters, in
 micro-batches of little memory, and few evaluations: the first one shows where the run began."""
 
+PROGRAM_ON_CORES: Table = {
+    # The 8 tokens of `ON_CORES` are enough for a word of a game. A call of a tool with two short
+    # arguments had 78 in a small tokenizer without tokens for the tags of a call. A program may ask
+    # for fewer in each call.
+    "transcript": {"max_action_tokens": 128},
+}
+"""Defaults that replace those of `ON_CORES` for a program."""
+PROGRAMS = ("agent:", "verifiers:")
+"""Beginnings of the names of environments in which a program is the agent."""
+
 ON_GPU: Table = {"policy": {"dtype": "bfloat16"}, "learner": {"matmul_precision": "high"}}
 """Defaults of a pretrained policy whose learner computes on a GPU: tensor cores multiply 16 bits
 and TF32 several times faster than float32."""
@@ -264,6 +274,8 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     # Other engines need a GPU, for which the schema's defaults are made.
     elif engine.get("kind") == "embedded":
         chosen.append(ON_CORES)
+        if any(name.startswith(PROGRAMS) for name in _environment_names(whole)):
+            chosen.append(PROGRAM_ON_CORES)
         if _multiplies_bfloat16():
             # `ON_CORES` adds adapters, so here a missing key means adapters.
             is_adapted = policy.get("lora") != NONE
@@ -281,16 +293,21 @@ def _has_foreign_environment(whole: Table) -> bool:
     One such part is enough: its contexts may be longer than those of this package's environments,
     and its rewards may come in an early episode alone.
     """
+    return any(":" in name for name in _environment_names(whole))
+
+
+def _environment_names(whole: Table) -> list[str]:
+    """Return the name of the environment, and those of all parts of a mix."""
     environment = whole.get("environment", {})
     environment = environment if isinstance(environment, dict) else {}
     options = environment.get("options", {})
     parts = options.get("parts", []) if isinstance(options, dict) else []
     tables = [environment, *(parts if isinstance(parts, list) else [])]
-    return any(
-        ":" in name
+    return [
+        name
         for table in tables
         if isinstance(table, dict) and isinstance(name := table.get("name"), str)
-    )
+    ]
 
 
 def stated_absent(tree: Table) -> Table:

@@ -15,6 +15,7 @@ import msgspec
 
 from mage_async.assembly import named_parts, trial_config_of
 from mage_async.config.schema import Config, Embedded, Pretrained, Tiny
+from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
@@ -180,7 +181,7 @@ class Contexts(NamedTuple):
     """
     longest: int
     """Number of tokens of the longest scripted trial if every action and every remark were as long
-    as allowed.
+    as allowed; 0 for a program, of which it is not known.
     """
     num_turns: int
     """Number of turns of the longest scripted trial."""
@@ -216,7 +217,8 @@ def _contexts(
         num_contexts = 1 if config.trial.keeps_history else config.trial.episodes
         num_turns = config.trial.most_turns(max_turns)
         num_turns += num_contexts * bounds.num_remarks_written
-        return Contexts(0, longest, num_turns)
+        # The largest number of a program's calls is a bound that it hardly ever reaches.
+        return Contexts(0, 0 if isinstance(environment, AgentTasks) else longest, num_turns)
     trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
     trial_config = replace(trial_config, max_tokens=0)  # measure whole trials: nothing is cut
     source = random.Random(0)

@@ -98,6 +98,22 @@ def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours_an
     assert stated.credit.kind == "final_only"
 
 
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        (["environment.name=agent:own:run"], 128),
+        (["environment.name=agent:url"], 128),
+        (["environment.name=verifiers:gsm8k"], 128),
+        (["environment.name=mix", 'environment.options.parts=[{name="agent:own:run"}]'], 128),
+        (["environment.name=own:Class"], 8),
+        (["environment.name=agent:own:run", "engine.kind=sglang"], 64),
+    ],
+)
+def test_a_call_of_a_programs_tool_fits_into_an_answer(keys: list[str], most: int) -> None:
+    config = quickstart("policy.source=models/mine", *keys)
+    assert config.transcript.max_action_tokens == most
+
+
 @pytest.mark.parametrize(("second", "room"), [("boxes", 160), ("guess:Guess", 512)])
 def test_a_mix_with_one_class_that_is_not_ours_has_the_defaults_of_such_a_class(
     second: str, room: int
