@@ -463,6 +463,8 @@ class AgentRun:
         )
         is_valid = not any(isinstance(call, InvalidCall) for call in calls)
         is_call = bool(read) and is_valid
+        # An answer that was cut before its first call was complete may not look like a call yet.
+        is_valid = is_call if pending.policy_call.must_call else is_valid
         num_tags = said.count("<tool_call>")
         text = shown.rsplit("<tool_call>", num_tags)[0].strip() if is_call else shown
         if is_call and not num_tags:

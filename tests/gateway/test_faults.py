@@ -90,6 +90,24 @@ def test_a_program_that_raises_after_a_whole_answer_is_told_no_limit(chat: ChatF
     assert "was cut" not in str(fault)
 
 
+@pytest.mark.parametrize(("choice", "is_valid"), [("required", False), ("auto", True)])
+def test_an_answer_that_is_cut_before_its_demanded_call_is_complete_is_invalid(
+    chat: ChatFormat, choice: str, is_valid: bool
+) -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        answer = await asked(url, said("a"), tools=tools, tool_choice=choice)
+        assert answer == {"role": "assistant", "content": "<tool_cal"}
+        return 0.0
+
+    # The tiny tokenizer writes these letters one by one, and the engine ends nothing.
+    engine = scripted(chat, "<tool_cal")
+    (trial,) = played(tasks_of(run), chat, engine, "transcript.max_action_tokens=9")
+    assert isinstance(trial, Trial), trial
+    assert [turn.is_valid for turn in trial.turns] == [is_valid, is_valid]
+
+
 def test_a_call_after_its_episode_is_refused_and_leaves_nothing(chat: ChatFormat) -> None:
     late: list[Any] = []
     old: list[str] = []
