@@ -105,6 +105,18 @@ def own_sources(config: Config) -> dict[str, str]:
     }
 
 
+def cut_length(config: Config) -> int | None:
+    """Return the number of tokens at which an action is cut off; None if the transcript closes the
+    tags of actions itself, so that none is.
+    """
+    # A program's answer, and one that calls tools, has no tags.
+    has_tags = not any(
+        part.tools or isinstance(part, AgentTasks) for _, part in named_parts(config)
+    )
+    is_closed = has_tags and config.transcript.forced_tags == "both"
+    return None if is_closed else config.transcript.max_action_tokens
+
+
 def sampling_of(config: Config, chat: ChatFormat) -> Sampling:
     """Return the settings with which an action is sampled, in training and evaluations alike."""
     # A completion may also end with the closing tag of an action or a remark, if the tag is one

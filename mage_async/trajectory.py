@@ -120,6 +120,11 @@ class Turn:
         """Return whether the turn is an action of an episode."""
         return self.kind is Kind.ACT and self.episode == episode
 
+    def is_cut_at(self, most_tokens: int) -> bool:
+        """Return whether the turn is an action that used up its tokens and is invalid."""
+        is_long = self.stop - self.start >= most_tokens
+        return self.kind is Kind.ACT and is_long and not self.is_valid
+
 
 SecondRole = Callable[["Kind", bool], bool]
 """Returns whether the second of a policy's two roles, such as planner and executor, takes a turn,

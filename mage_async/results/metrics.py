@@ -14,7 +14,7 @@ from mage_async.errors import DeterministicFailure
 from mage_async.methods.catalogue import metrics as metrics_of_methods
 from mage_async.policy_version import PROVENANCES, oldest, tokens_by_provenance
 from mage_async.tasks.league import is_policy
-from mage_async.trajectory import Group, Kind, Segment, Trial
+from mage_async.trajectory import Group, Segment, Trial
 
 IN = "_in_"
 """Text between the name of a metric and that of one environment, in a run on a mix of several
@@ -375,10 +375,9 @@ def truncated_share(groups: Sequence[Group], most_tokens: int | None) -> float:
     """
     if most_tokens is None:
         return 0.0
-    turns = (turn for group in groups for trial in group.trials for turn in trial.turns)
-    acts = [turn for turn in turns if turn.kind is Kind.ACT]
-    cut = sum(turn.stop - turn.start >= most_tokens and not turn.is_valid for turn in acts)
-    return cut / max(1, len(acts))
+    trials = [trial for group in groups for trial in group.trials]
+    cut = sum(turn.is_cut_at(most_tokens) for trial in trials for turn in trial.turns)
+    return cut / max(1, sum(trial.num_actions() for trial in trials))
 
 
 def over_bound_by_actor(

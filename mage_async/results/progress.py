@@ -357,6 +357,7 @@ class ProgressCounts:
     _known_kinds: set[str] = field(default_factory=set)
     """Names of the kinds of drops that were noted."""
     _is_lateness_noted: bool = False
+    _is_cut_noted: bool = False
 
     def heard(self, actor: str, counters: Mapping[str, float]) -> None:
         """Count the turns, tokens and trials played again of an actor's heartbeat; an actor may
@@ -388,6 +389,26 @@ class ProgressCounts:
             return None
         self._known_kinds.add(kind.name)
         return f"a group is dropped: {printable(reason).rstrip('.')}. {kind.cure}".rstrip()
+
+    def first_cut(self, trial: Trial, most: int | None) -> str | None:
+        """Return a note the first time that half of a trial's actions, or more, were cut off,
+        otherwise None.
+
+        Args:
+            most: Number of tokens at which an action is cut off; None if none is.
+        """
+        if self._is_cut_noted or most is None:
+            return None
+        cut = sum(turn.is_cut_at(most) for turn in trial.turns)
+        if not cut or 2 * cut < trial.num_actions():
+            return None
+        self._is_cut_noted = True
+        return (
+            f"{cut} of the {trial.num_actions()} answers of a trial were cut at "
+            f"transcript.max_action_tokens = {most} before they were complete, and are invalid: "
+            "raise it. A program that reads one call of a tool at a time sends "
+            "`parallel_tool_calls=False`"
+        )
 
     def first_missed_deadline(self, deadline_s: float, most: int) -> str | None:
         """Return a note the first time that a group misses its deadline, otherwise None.

@@ -359,6 +359,22 @@ def test_the_first_drop_of_each_kind_is_noted_at_once_with_its_cure() -> None:
     run(main)
 
 
+def test_cut_answers_are_noted_with_the_first_trial_that_has_them() -> None:
+    async def main(site: Site) -> None:
+        site.coordinator.cut_length = 1
+        site.coordinator.open(publication(0))
+        actor = await site.connect()
+        first, *_ = grants(await read(actor))
+        turns = (Turn(Kind.ACT, 0, 0, 0, 0, 1, 0.0, False, ""),)
+        for index in range(2):
+            found = result(first, index)
+            await site.say(actor, replace(found, trial=replace(found.trial, turns=turns)))
+        (note,) = site.coordinator.faults
+        assert "cut at transcript.max_action_tokens = 1" in note
+
+    run(main)
+
+
 def test_progress_follows_heartbeats_trials_and_drops() -> None:
     config = Config()
 

@@ -95,6 +95,21 @@ def test_a_sentence_has_every_fact() -> None:
     )
 
 
+def test_the_first_trial_whose_answers_are_cut_is_noted_once_with_the_key() -> None:
+    counts, whole, cut = ProgressCounts(), trial([0.0] * 3), trial([0.0] * 3, valid=False)
+    assert counts.first_cut(cut, None) is None
+    assert counts.first_cut(cut, 2) is None, "a shorter one is invalid for another reason"
+    assert counts.first_cut(whole, 1) is None
+    rarely = replace(whole, turns=(*whole.turns, *cut.turns[:2]))
+    assert counts.first_cut(rarely, 1) is None
+    note = counts.first_cut(cut, 1)
+    assert note is not None
+    assert note.startswith(
+        "3 of the 3 answers of a trial were cut at transcript.max_action_tokens = 1 before they"
+    )
+    assert counts.first_cut(cut, 1) is None
+
+
 def test_dropped_groups_are_counted_of_all_and_the_line_of_the_mistake_is_named() -> None:
     place = "/home/own.py, line 20"
     reason = f"own, task 8, turn 3: step('a') raised ValueError: x ({place}, in step: y)"

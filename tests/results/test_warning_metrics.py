@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from mage_async.assembly import cut_length
+from mage_async.config import config_file
 from mage_async.policy_version import VersionRun
 from mage_async.results.metrics import idle_share, over_bound_by_actor, truncated_share
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
@@ -25,6 +27,22 @@ def test_an_action_is_truncated_where_it_is_as_long_as_allowed_and_invalid() -> 
     whole, remark = turn(8, is_valid=True), turn(8, is_valid=False, kind=Kind.REFLECT)
     assert truncated_share([group(0, long, short, whole, remark)], 8) == pytest.approx(1 / 3)
     assert truncated_share([group(0, long)], None) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "length"),
+    [
+        (["environment.name=rps"], None),
+        (["environment.name=rps", "transcript.forced_tags=open"], 8),
+        (["environment.name=tests.environments.boxes:Boxes"], 8),
+        (["environment.name=agent:command", "environment.options.command=true {task}"], 128),
+    ],
+)
+def test_only_the_transcripts_own_closing_tag_keeps_actions_from_being_cut_off(
+    keys: list[str], length: int | None
+) -> None:
+    given = ["policy.source=models/mine", *keys]
+    assert cut_length(config_file.load(config_file.find(None), given)) == length
 
 
 def test_tokens_over_the_bound_are_told_by_the_actor_that_finished_the_group() -> None:

@@ -153,6 +153,8 @@ class Coordinator:
     """Returns whether a turn of a group whose trials all earned the same has an advantage."""
     max_drops_in_a_row: int = MAX_DROPS_IN_A_ROW
     """Number of groups dropped in a row that ends the run."""
+    cut_length: int | None = None
+    """Number of tokens at which an action is cut off; None if none is."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set whenever a batch may have become complete."""
     greeted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -577,6 +579,8 @@ class Coordinator:
             case Accepted(is_complete=is_complete):
                 for trial in result.trials():
                     self.progress.arrived(trial)
+                    if (note := self.progress.first_cut(trial, self.cut_length)) is not None:
+                        self.note(note)
                 answer = acknowledge(is_duplicate=False)
                 self.journal.append(result, partial(self._send, peer, answer))
                 if is_complete:

@@ -16,7 +16,7 @@ from functools import partial
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
-from mage_async.assembly import environment_of
+from mage_async.assembly import cut_length, environment_of
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
 from mage_async.learning.packing import has_advantage
@@ -120,6 +120,7 @@ async def main(startup: Startup, status: Status) -> None:
             methods,
             _new_concurrency(config),
             partial(has_advantage, config=config),
+            cut_length=cut_length(config),
         )
         check_rivals(coordinator.rivals(), weights)
         status.send("fact", text=weights.describe())

@@ -240,16 +240,12 @@ class RunLog:
         time_s: float,
     ) -> dict[str, Any]:
         """Return all metrics of a step, and add the step to the totals."""
-        trial, transcript = self._config.trial, self._config.transcript
-        # If the transcript writes the closing tag of an action, no action counts as cut off.
-        is_closed = transcript.forced_tags == "both"
+        episodes = self._config.trial.episodes
         record = {
             "step": step,
             "time_s": time_s,
-            **batch_metrics(groups, self._environment, elapsed_s, trial.episodes),
-            "truncated_action_share": truncated_share(
-                groups, None if is_closed else transcript.max_action_tokens
-            ),
+            **batch_metrics(groups, self._environment, elapsed_s, episodes),
+            "truncated_action_share": truncated_share(groups, self._coordinator.cut_length),
             **metrics,
             "trained_groups": trained_groups(groups, self._kinds),
             "waiting_s": waited_s,
