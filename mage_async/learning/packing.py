@@ -167,10 +167,18 @@ def training_sequences(
     found = sequences_of(trials, advantages, second_role=second_role, kinds=kinds)
     if not found:
         names = ", ".join(sorted(kind.name.lower() for kind in kinds))
+        most = config.transcript.max_action_tokens
+        cut = sum(turn.is_cut_at(most) for trial in trials for turn in trial.turns)
+        cause = (
+            f"{cut} answers were cut at transcript.max_action_tokens = {most}, within the "
+            "beginning that their form prescribes: raise it"
+            if cut
+            else "look with `mage check` or `mage view` whether every turn has a single legal "
+            "action, which is not sampled"
+        )
         raise DeterministicFailure(
             f"none of the {len(trials)} trials of a batch has a sampled token in a turn that is "
-            f"trained on ({names}), so there is nothing to learn from: look with `mage check` or "
-            "`mage view` whether every turn has a single legal action, which is not sampled"
+            f"trained on ({names}), so there is nothing to learn from: {cause}"
         )
     return found
 

@@ -79,6 +79,22 @@ def test_a_batch_without_a_sampled_token_is_a_plain_error(run, config):
         training_sequences(groups, config, "cpu", version=0)
 
 
+def test_a_batch_of_answers_that_were_cut_names_the_limit(run, config):
+    cut = [
+        replace(
+            group,
+            trials=[
+                replace(each, turns=[replace(turn, is_valid=False) for turn in each.turns])
+                for each in group.trials
+            ],
+        )
+        for group in without_choices(run.play_batch())
+    ]
+    said = r"from: \d+ answers were cut at transcript\.max_action_tokens = 1, within the beginning"
+    with pytest.raises(DeterministicFailure, match=said):
+        training_sequences(cut, config, "cpu", version=0)
+
+
 def test_a_first_batch_without_a_choice_is_a_plain_error(run, monkeypatch):
     monkeypatch.setattr("mage_async.methods.sac_glam.trainer.experiences", lambda *given: [])
     with pytest.raises(DeterministicFailure, match="no turn had a choice"):
