@@ -209,6 +209,16 @@ def _contexts(
     """Return the lengths of the trials of one environment, named `name` in the configuration."""
     chat = chat.offering(environment.tools)
     transcript = config.transcript
+    # Of a class with tools: a call without arguments.
+    names = [each["function"]["name"] for each in environment.tools]
+    calls = [f'{{"name": "{each}", "arguments": {{}}}}' for each in names]
+    least = min((len(chat.encode(each)) for each in calls), default=0)
+    if least > transcript.max_action_tokens:
+        raise ConfigError(
+            f"transcript.max_action_tokens must be larger than {least}, which a call of a tool of "
+            f"{name!r} has without its arguments; got {transcript.max_action_tokens}: start with "
+            "128"
+        )
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         max_turns = environment.facts.max_turns
         bounds = config.trial.context_bounds(max_turns)

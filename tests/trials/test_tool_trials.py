@@ -16,8 +16,9 @@ from mage_async.config import config_file
 from mage_async.environments.tools import tool, with_step
 from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import PolicyError
+from mage_async.errors import ConfigError, PolicyError
 from mage_async.inference.chat_files import load_chat
+from mage_async.plan.does_it_fit import check_files
 from mage_async.policy.initial_policy import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Task, Trial
@@ -100,6 +101,17 @@ def test_a_trial_with_tools_is_played_in_the_templates_own_form(
     assert trial.num_invalid() == 0
     sampled = trial.segments[0].tokens[trial.segments[0].is_sampled]
     assert chat.decode(sampled.tolist()) == (looks + "box 2<|im_end|>") * 2
+
+
+def test_a_limit_into_which_no_call_fits_is_refused_before_the_run(tmp_path: Path) -> None:
+    chat_of(tmp_path, "qwen3.jinja")
+    given = [f"environment.name={BOXES}", f"policy.source={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"max_action_tokens must be larger than \d+, .* got 8: "):
+        check_files(config_file.load(config_file.find(None), given), tmp_path)
+    check_files(
+        config_file.load(config_file.find(None), [*given, "transcript.max_action_tokens=400"]),
+        tmp_path,
+    )
 
 
 @pytest.mark.parametrize("end", ["</s>", "<end_of_turn>", "<|im_end|>"])
