@@ -95,6 +95,20 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
         assert part in said
 
 
+def test_a_program_is_not_played_and_the_command_that_plays_it_is_named(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (vault / "loop.py").write_text("def run(task, base_url, api_key):\n    return 0.0\n")
+    given = ["agent:loop:run", "--set", "policy.source=none", "--set", "policy.lora=none"]
+    assert main(["check", *given]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "agent:loop:run is a program, which only a run can play: `mage train "
+        "--set=environment.name=agent:loop:run --set=policy.source=none --set=policy.lora=none "
+        "--set=learner.steps=1`\nready: "
+    ) in said
+
+
 OTHER = """
 class Vault:
     \"\"\"Say the hidden letter.\"\"\"

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import random
+import shlex
 import sys
 import time
 from collections import Counter
@@ -95,6 +96,7 @@ def run(given: argparse.Namespace) -> int:
         ConfigError: a run with this environment could not start; with what to change.
     """
     from mage_async.assembly import check_context_length, check_keys, named_parts
+    from mage_async.environments.agent import AgentTasks
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.api.start_to_report import check_start
 
@@ -106,6 +108,9 @@ def run(given: argparse.Namespace) -> int:
     check_context_length(config)
     play = _Play(printed, time.monotonic() + TOTAL_S)
     for name, part in named_parts(config):
+        if isinstance(part, AgentTasks):
+            print(f"{name} is a program, which only a run can play: `{_first_step(given)}`")
+            continue
         _print_declared(part)
         play.listen(config, name, part)
         with TemporaryDirectory() as folder:
@@ -266,6 +271,14 @@ def _configs(given: argparse.Namespace) -> "tuple[Config, Config]":
         # The keys of the command line come last, so that they override this one.
         return config, load([*name, "policy.kind=pretrained", *given.set])
     return config, config
+
+
+def _first_step(given: argparse.Namespace) -> str:
+    """Return the command that trains the given configuration for one step."""
+    name = given.environment
+    keys = [*([] if name is None else [f"environment.name={name}"]), *given.set, "learner.steps=1"]
+    config = [] if given.config is None else ["--config", given.config]
+    return shlex.join(["mage", "train", *map(str, config), *(f"--set={key}" for key in keys)])
 
 
 def _print_declared(environment: "Environment") -> None:
