@@ -33,14 +33,14 @@ from mage_async.config.section import Section, Variant
 from mage_async.config.tables import (
     NONE,
     Table,
-    expanded,
     hints_of,
     join_key,
     kind_key,
     may_be_absent,
     merged,
+    section_of,
     split_key,
-    table_class,
+    without_short_form,
 )
 from mage_async.errors import ConfigError
 from mage_async.methods.catalogue import METHODS, method_class
@@ -170,7 +170,7 @@ def _section(section: type[Section], tree: Table, path: str, *, imports: bool) -
         value, kind = tree.get(key), kind_key(hint)
         if isinstance(value, dict) and kind and kind not in value:
             raise msgspec.ValidationError(f"Invalid value - at `{path}.{key}.{kind}`")
-        if isinstance(value, dict) and (found := table_class(hint, value, imports=imports)):
+        if isinstance(value, dict) and (found := section_of(hint, value, imports=imports)):
             inside[key] = _section(found, value, f"{path}.{key}", imports=imports)
     plain = {key: value for key, value in tree.items() if key not in inside}
     return msgspec.structs.replace(_convert(plain, section, path), **inside)
@@ -282,9 +282,9 @@ class AssignedTree:
         """
         *names, leaf = split_key(key)
         table, hint = self._table_at(names)
-        section = table_class(hint, table)
+        section = section_of(hint, table)
         inside = hints_of(section).get(leaf) if section else None
-        if isinstance(value, str) and isinstance(expanded(value, inside), dict):
+        if isinstance(value, str) and isinstance(without_short_form(value, inside), dict):
             # `learner.correction=tis` is short for `learner.correction.kind=tis`.
             self._set(f"{key}.{kind_key(inside)}", value)
         elif leaf == kind_key(hint):
@@ -296,13 +296,13 @@ class AssignedTree:
                 self.tree.pop("warm_start", None)
             # Keys are removed even if the kind stays the same, because a preset may have set keys
             # of another kind.
-            known = hints_of(table_class(hint, {leaf: value}, imports=True) or Variant)
+            known = hints_of(section_of(hint, {leaf: value}, imports=True) or Variant)
             for name in [*table]:
                 if name not in known and not self._has_assigned(f"{path}.{name}"):
                     del table[name]
             table[leaf] = value
         else:
-            table[leaf] = expanded(value, inside)
+            table[leaf] = without_short_form(value, inside)
 
     def _has_assigned(self, key: str) -> bool:
         """Return whether `--set` has assigned a key, or a key of the table at this path."""
@@ -317,7 +317,7 @@ class AssignedTree:
         table: Table = self.tree
         hint: Any = Config
         for depth, name in enumerate(names):
-            section = table_class(hint, table)
+            section = section_of(hint, table)
             hint = hints_of(section).get(name) if section else None
             is_method = names[:depth] == ["methods"]
             # An assignment to a key of a table that is left out ("none") brings the table back.

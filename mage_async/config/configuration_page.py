@@ -38,7 +38,7 @@ from mage_async.config.tables import (
     kinds,
     may_be_absent,
     merged,
-    table_class,
+    section_of,
 )
 from mage_async.errors import ConfigError
 from mage_async.methods.catalogue import METHODS, method_class
@@ -190,7 +190,7 @@ def _described(
         full, choices = f"{path}.{name}".strip("."), kinds(hint)
         inside_of = {label: table.get(name) for label, table in others.items()}
         others_inside = {label: each for label, each in inside_of.items() if isinstance(each, dict)}
-        inside = table_class(hint)
+        inside = section_of(hint)
         if choices:
             default = getattr(defaults, name)
             meaning = " ".join(f'"{kind}": {_doc(variant)}' for kind, variant in choices.items())
@@ -217,7 +217,7 @@ def _keys(section: type[Section], others: Mapping[str, Table]) -> Iterator[KeyDe
     """Describe a table's own keys, without the tables inside."""
     sentences, defaults = _sentences(section), section()
     for name, hint in hints_of(section).items():
-        if table_class(hint) is None:
+        if section_of(hint) is None:
             default = json.dumps(msgspec.to_builtins(getattr(defaults, name)))
             default += _in_brackets(name, others)
             yield KeyDescription(name, in_words(hint), default, sentences[name])

@@ -18,15 +18,15 @@ from mage_async.config.section import Section
 from mage_async.config.tables import (
     NONE,
     Table,
-    expanded,
     fields_of,
     hints_of,
+    keys_of_tables,
     kind_key,
     kinds,
     may_be_absent,
     merged,
-    table_class,
-    tables,
+    section_of,
+    without_short_form,
 )
 
 DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS = 4, 1
@@ -202,7 +202,7 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     # A warm start that states no kind clones the environment's script.
     if isinstance(warm := whole.get("warm_start"), dict):
         whole["warm_start"] = {"kind": "script"} | warm
-    for table, key, hint in tables(Config, whole):
+    for table, key, hint in keys_of_tables(Config, whole):
         if table.get(key) == NONE and may_be_absent(hint):
             table[key] = None
     _expand_home(whole)
@@ -330,9 +330,9 @@ def spelled_out(tree: Table) -> Table:
     A kind alone stands for its table, as in `correction = "icepop"`, and `true` for a table that
     may be left out, as in `tracking.tensorboard = true`.
     """
-    for table, key, hint in tables(Config, tree):
+    for table, key, hint in keys_of_tables(Config, tree):
         if key in table:
-            table[key] = expanded(table[key], hint)
+            table[key] = without_short_form(table[key], hint)
     return tree
 
 
@@ -347,7 +347,7 @@ def _with_kinds(tree: Table, section: type[Section]) -> Table:
             table = whole.setdefault(key, {})
             if isinstance(table, dict):
                 whole[key] = {kind_key(hint): field.default.kind} | table
-        inside = table_class(hint, whole.get(key))
+        inside = section_of(hint, whole.get(key))
         if inside is not None and isinstance(whole.get(key), dict):
             whole[key] = _with_kinds(whole[key], inside)
     return whole

@@ -23,8 +23,8 @@ from mage_async.config.tables import (
     kinds,
     may_be_absent,
     registry_of,
+    section_of,
     split_key,
-    table_class,
 )
 from mage_async.methods.catalogue import method_class
 
@@ -162,9 +162,9 @@ def explain(message: str, tree: Table) -> Fault:
     if bound == "array":
         bound = _list_in_words(key, value, _literals(hint))
     elif "object" in bound:
-        table = table_class(hint)
+        section = section_of(hint)
         # The keys of a small table fit into the sentence.
-        names = ", ".join(hints_of(table)) if table and len(hints_of(table)) < 4 else ""
+        names = ", ".join(hints_of(section)) if section and len(hints_of(section)) < 4 else ""
         absent = ", or 'none'" if may_be_absent(hint) else ""
         bound = f"a table{f' ({names})' if names else ''}{absent}"
     return Fault(key, f"`{key}` must be {bound}, got {value!r}")
@@ -173,8 +173,8 @@ def explain(message: str, tree: Table) -> Fault:
 def _unknown(name: str, path: str, tree: Table) -> Fault:
     """Return the error of the key `name`, which the table at `path` does not have."""
     full, (hint, value) = _key(path, name), _declared(path, tree)
-    table, kind = table_class(hint, value, imports=True), kind_key(hint)
-    known = [*([kind] if kind else []), *(hints_of(table) if table else ())]
+    section, kind = section_of(hint, value, imports=True), kind_key(hint)
+    known = [*([kind] if kind else []), *(hints_of(section) if section else ())]
     # Other kinds of the table that have the key.
     owners = [f'"{tag}"' for tag, each in kinds(hint).items() if name in hints_of(each)]
     near, cure = difflib.get_close_matches(name, known, n=1), successor(full)
@@ -210,8 +210,8 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
         if hint == MethodTables:  # `name` is that of a method, whose class declares its keys
             hint = method_class(name).Settings
         else:
-            table = table_class(hint, value, imports=True)
-            hint = hints_of(table).get(name) if table else None
+            section = section_of(hint, value, imports=True)
+            hint = hints_of(section).get(name) if section else None
         if isinstance(value, dict) and name in value:
             value = value[name]
         if index.isdigit():

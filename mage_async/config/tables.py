@@ -1,8 +1,12 @@
-"""Look up the tables of the configuration's schema: their keys, types and kinds.
+"""Look up the sections of the configuration's schema, and merge tables by them.
 
-A *hint* is the declared type of a key, a *tree* is data as TOML gives it, and a *kind* is the name
-by which a table says which of several classes it is, as in `policy.kind = "tiny"`. The reader of
-files, the error messages and the reference of all keys are made from these functions.
+A *table* holds values by key, as TOML gives them; some of the values are tables again. A *section*
+is the class that declares the keys of a table (`section.py`). The *hint* of a key is its type hint
+in the section, such as `Tiny | Pretrained`. If a hint has several sections, the table states its
+*kind*, which chooses one of them: `policy.kind = "tiny"`. A *component* is a section that a kind
+names by module and class: `learner.correction.kind = "my_losses:Squared"`.
+
+The reader of files, the error messages and the reference of all keys use these functions.
 """
 
 import re
@@ -16,11 +20,11 @@ from mage_async.config.components import REGISTRIES, Components, component_class
 from mage_async.config.section import Section, Variant
 
 Table = dict[str, Any]
-"""A table of a tree: values by key, some of which are tables again."""
+"""A table: values by key."""
 MethodTables = dict[str, dict[str, Any]]
-"""The type of `Config.methods`: tables by name, of keys that the schema does not know."""
+"""Hint of `Config.methods`: tables by the method's name, whose keys are declared by the methods."""
 NONE = "none"
-"""The value by which a file or `--set` leaves out a table."""
+"""Value that a file or `--set` writes in the place of a table to leave the table out."""
 
 
 def split_key(path: str) -> list[str]:
@@ -35,54 +39,57 @@ def join_key(names: Iterable[str]) -> str:
 
 @cache
 def fields_of(section: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Return the fields of a table."""
+    """Return the fields of a section."""
     return msgspec.structs.fields(section)
 
 
 @cache
 def hints_of(section: type[Section]) -> dict[str, Any]:
-    """Return the types of a table's keys, without the key that states its kind."""
+    """Return the hint of each key of a section, without the key that states the kind."""
     hints = get_type_hints(section, include_extras=True)
     return {key: hints[key] for key in section.__struct_fields__}
 
 
 @cache
 def kinds(hint: Any) -> dict[str, type[Variant]]:
-    """Return the classes among which a table of this type chooses, by kind; empty if the type is no
-    table or has only one class.
-    """
-    parts = [part for part in get_args(hint) if _is_subclass(part, Variant)]
-    return {part.__struct_config__.tag: part for part in parts} if len(parts) > 1 else {}
+    """Return the sections of a hint by kind; empty if the hint has no section, or only one."""
+    sections = [each for each in get_args(hint) if _is_subclass(each, Variant)]
+    return {each.__struct_config__.tag: each for each in sections} if len(sections) > 1 else {}
 
 
 @cache
 def kind_key(hint: Any) -> str:
-    """Return the key that states the kind of a table, such as "kind"; "" without a choice."""
+    """Return the key that states the kind, such as "kind"; "" if a hint has no kinds."""
     return next((str(each.__struct_config__.tag_field) for each in kinds(hint).values()), "")
 
 
 def may_be_absent(hint: Any) -> bool:
-    """Return whether a file may leave out a table, by writing "none" in its place."""
+    """Return whether a hint lets a file leave out the table, by writing `NONE` in its place."""
     return type(None) in get_args(hint)
 
 
 def registry_of(hint: Any) -> Components | None:
-    """Return the registry of the components that a type admits; None if it admits no component."""
-    parts = kinds(hint).values()
-    return next((each for each in REGISTRIES if any(issubclass(p, each.base) for p in parts)), None)
+    """Return the registry of the components that a hint admits; None if it admits none."""
+    sections = kinds(hint).values()
+    return next(
+        (each for each in REGISTRIES if any(issubclass(one, each.base) for one in sections)), None
+    )
 
 
-def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[Section] | None:
-    """Return the class of a table that a type declares; None for other types.
+def section_of(hint: Any, value: Any = None, *, imports: bool = False) -> type[Section] | None:
+    """Return the section of a key's table; None if the key holds no table.
 
-    If the type has several kinds, the class is that of the kind which `value` states, or of the
-    first kind if it states none.
+    If the hint has several sections, the kind that `value` states chooses one. If it states none,
+    or an unknown one, the first section is returned.
 
     Args:
-        imports: Whether to import a component of a user's own; if not, a stand-in holds its keys.
+        hint: Hint of the key.
+        value: Value of the key.
+        imports: Whether to import a component. If not, a placeholder is returned, a section with
+            the keys of `value` and no check of their values.
 
     Raises:
-        ConfigError: a user's own class cannot be imported.
+        ConfigError: a component cannot be imported.
     """
     key = kind_key(hint)
     kind = value.get(key) if isinstance(value, dict) else None
@@ -91,36 +98,41 @@ def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[
     if isinstance(kind, str) and ":" in kind and (registry := registry_of(hint)):
         if imports:
             return component_class(registry, kind)
-        # A key that is no identifier is unknown to every class, so the stand-in does not take it.
+        # A key that is no identifier is unknown to every section, so the placeholder lacks it.
         names = (name for name in value if name != key and name.isidentifier())
-        return _stand_in(key, kind, tuple(names))
-    return _first_class(hint)
+        return _placeholder(key, kind, tuple(names))
+    return _first_section(hint)
 
 
 @cache
-def _first_class(hint: Any) -> type[Section] | None:
-    """Return the first class of a table that a type names; None for other types."""
-    return next((part for part in (hint, *get_args(hint)) if _is_subclass(part, Section)), None)
+def _first_section(hint: Any) -> type[Section] | None:
+    """Return the first section of a hint; None if it has none."""
+    return next((each for each in (hint, *get_args(hint)) if _is_subclass(each, Section)), None)
 
 
 @cache  # otherwise every configuration that `mage view` reads would leave a class in memory
-def _stand_in(key: str, kind: str, names: tuple[str, ...]) -> type[Variant]:
-    """Make a class for a user's own component: its keys are `names`, with values of any type."""
+def _placeholder(key: str, kind: str, names: tuple[str, ...]) -> type[Variant]:
+    """Make a section for a component that is not imported: its keys are `names`, with values of any
+    type.
+    """
     fields = [(name, Any) for name in names]
-    stand_in = msgspec.defstruct(
-        "StandIn", fields, bases=(Variant,), tag_field=key, tag=kind, frozen=True
+    section = msgspec.defstruct(
+        "Placeholder", fields, bases=(Variant,), tag_field=key, tag=kind, frozen=True
     )
-    assert issubclass(stand_in, Variant)
-    return stand_in
+    assert issubclass(section, Variant)
+    return section
 
 
-def _is_subclass(part: Any, kind: type[Section]) -> bool:
-    return isinstance(part, type) and issubclass(part, kind)
+def _is_subclass(value: Any, base: type[Section]) -> bool:
+    """Return whether a value is a class that inherits `base`."""
+    return isinstance(value, type) and issubclass(value, base)
 
 
-def expanded(value: Any, hint: Any) -> Any:
-    """Return a value with the short forms of a table written out: a kind alone, which stands for a
-    table with that kind, and `true`, which stands for an empty optional table.
+def without_short_form(value: Any, hint: Any) -> Any:
+    """Return the table for which a short form stands; any other value is returned as it is.
+
+    There are two short forms. `correction = "icepop"` stands for a table with this kind, and
+    `tensorboard = true` for an empty table, if the table may be absent.
     """
     if value is True and may_be_absent(hint):
         return {}
@@ -129,37 +141,38 @@ def expanded(value: Any, hint: Any) -> Any:
     return value
 
 
-def tables(section: type[Section], tree: Table) -> Iterator[tuple[Table, str, Any]]:
-    """Yield every key of a tree that the schema declares as a table, outer tables first.
+def keys_of_tables(section: type[Section], table: Table) -> Iterator[tuple[Table, str, Any]]:
+    """Yield the keys of a table, and of all tables inside, whose values should be tables.
 
-    Tables that the tree lacks are not entered.
+    Outer tables come first. A key that the table lacks is yielded too.
 
     Yields:
-        The dictionary that has the key, or would have it; the key; and its type.
+        The table that has the key or lacks it, the key, and the key's hint.
     """
     for key, hint in hints_of(section).items():
-        if table_class(hint) is not None:
-            yield tree, key, hint
+        if section_of(hint) is not None:
+            yield table, key, hint
             # Looked up only now: the caller may have replaced the value, as
             # `defaults.spelled_out` does.
-            inside = tree.get(key)
-            found = table_class(hint, inside)
-            if isinstance(inside, dict) and found is not None:
-                yield from tables(found, inside)
+            inside = table.get(key)
+            section_inside = section_of(hint, inside)
+            if isinstance(inside, dict) and section_inside is not None:
+                yield from keys_of_tables(section_inside, inside)
 
 
-def merged(below: Table, own: Table, section: type[Section]) -> Table:
-    """Return the table `below` with the values of `own` written over it; tables inside are merged.
+def merged(base: Table, changes: Table, section: type[Section]) -> Table:
+    """Return a copy of `base` with the values of `changes` written over it.
 
-    Where `own` states another kind, keys of `below` that the kind lacks are left out.
+    Tables inside are merged in the same way. Where `changes` states another kind than `base`, the
+    keys of `base` that the section of this kind lacks are left out.
 
     Args:
-        section: Class of both tables.
+        section: Section of both tables.
     """
-    hints, result = hints_of(section), dict(below)
-    for key, value in own.items():
-        hint, earlier = hints.get(key), below.get(key)
-        inside = table_class(hint, value)
+    hints, result = hints_of(section), dict(base)
+    for key, value in changes.items():
+        hint, earlier = hints.get(key), base.get(key)
+        section_inside = section_of(hint, value)
         if not isinstance(value, dict):
             result[key] = value
         elif hint == MethodTables:
@@ -167,20 +180,23 @@ def merged(below: Table, own: Table, section: type[Section]) -> Table:
             for name, table in value.items():
                 is_merged = isinstance(result[key].get(name), dict) and isinstance(table, dict)
                 result[key][name] = result[key][name] | table if is_merged else table
-        elif inside is not None and isinstance(earlier, dict):
-            of_kind = changed_to_kind(earlier, value.get(kind_key(hint)), hint)
-            result[key] = merged(of_kind, value, inside)
+        elif section_inside is not None and isinstance(earlier, dict):
+            of_kind = _changed_to_kind(earlier, value.get(kind_key(hint)), hint)
+            result[key] = merged(of_kind, value, section_inside)
         else:
             result[key] = value
     return result
 
 
-def changed_to_kind(table: Table, kind: Any, hint: Any) -> Table:
-    """Return a table changed to another kind, without the keys that this kind does not have."""
+def _changed_to_kind(table: Table, kind: Any, hint: Any) -> Table:
+    """Return a table changed to another kind, without the keys that this kind's section lacks.
+
+    If `kind` is None, or the table's own, the table is returned as it is.
+    """
     name = kind_key(hint)
     if not name or kind is None or table.get(name) == kind:
         return table
-    # A user's own class is imported, because a stand-in made from `{name: kind}` has no keys, so
-    # that all keys of the table would be dropped.
-    known = hints_of(table_class(hint, {name: kind}, imports=True) or Variant)
+    # A component is imported: a placeholder made from `{name: kind}` has no keys, so that all keys
+    # of the table would be dropped.
+    known = hints_of(section_of(hint, {name: kind}, imports=True) or Variant)
     return {name: kind} | {key: value for key, value in table.items() if key in known}
