@@ -1,21 +1,25 @@
 """Compute the forward pass ("forward") of a decoder of Llama's family or a relative: new tokens of
 several sequences in, next-token logits out.
 
-A `Plan` collects what the next forward computes; its `Rows` are the new tokens of each sequence,
-packed end to end without padding. All matrix products see packed tokens; only attention needs
-rectangles, for which rows of similar length are put into buckets. The KV cache is one tensor per
-layer, `[slots, 2, K, positions, H]`, so that the keys of a head in one sequence are one block of
-memory. In the last layer, only tokens whose logits are wanted are computed beyond their keys and
-values. If a policy has two roles with weights of their own, a token of the second role is given as
-`~token` (`with_roles` of `mage_async/completion.py`).
+A *slot* of the KV cache holds the keys and values of one sequence. A *row* is the new tokens of one
+sequence in one forward. The rows are *packed*: their tokens follow each other without padding. All
+matrix products see packed tokens. Only attention needs rectangles: a *bucket* is a set of rows of
+similar length, padded to the widest. A `Plan` collects the rows of the next forward.
+
+The KV cache is one tensor per layer, `[slots, 2, K, positions, H]`, so that the keys of a head in
+one sequence are one block of memory. In the last layer, only tokens whose logits are wanted are
+computed beyond their keys and values.
+
+A policy may have two *roles*, such as a planner and an executor, with matrices of their own. A
+token of the second role is given as `~token` (`with_roles` of `mage_async/completion.py`).
 
 Several policies may share a forward (`forward_together`), if their weights differ in adapters only.
-Each has a model with a KV cache of its own. The tokens of all models with the same matrices are
+Each has a `Model` with a KV cache of its own. The tokens of all policies with the same matrices are
 multiplied by these at once; then the products of each policy's own adapters are added.
 
 Shapes: `R` rows, `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden,
-`N` heads, `K` key-value heads, `H` head size; of a bucket `B` rows, `n` tokens in the widest, `L`
-tokens in the longest sequence.
+`N` heads, `K` key-value heads, `H` head size, `I` inputs and `O` outputs of a matrix; of a bucket
+`B` lines, `n` tokens in the widest, `L` tokens in the longest sequence.
 """
 
 import math
@@ -110,7 +114,7 @@ def packed_positions(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 # A bucket is a set of rows that attend together, as a rectangle.
 #
 # Rows are ordered by their number of new tokens, longest first, and cut into buckets with little
-# padding. If the slots of a bucket are close together, its rectangle has a row for every slot
+# padding. If the slots of a bucket are close together, its rectangle has a line for every slot
 # between the first and the last, so that keys and values are read in place: copying them would cost
 # as much as the attention itself.
 
@@ -133,16 +137,16 @@ class Bucket:
     tokens: slice
     """Range of the rows' packed tokens."""
     slots: slice | torch.Tensor
-    """KV slots of the rectangle's rows: a range, or int64 [B]."""
+    """KV slots of the rectangle's lines: a range, or int64 [B]."""
     height: int
-    """Number of rows of the rectangle, B."""
+    """Number of lines of the rectangle, B: one for each row, and for slots between theirs."""
     width: int
     """Number of tokens of the widest row, n."""
     context: int
     """Number of tokens of the longest sequence, L."""
     cells: torch.Tensor | None
-    """Place of each token in the rectangle, int64, an index into B * n; None if the tokens fill the
-    rectangle in order.
+    """Cell of the rectangle in which each token lies, int64, an index into its B * n cells; None if
+    the tokens fill all cells in order.
     """
     masks: Mapping[int, torch.Tensor]
     """For each window of a layer in tokens (0: none), float32 [B, 1, n, L]: 0 where a token may
@@ -184,9 +188,9 @@ def _cuts(counts: np.ndarray) -> Iterator[tuple[int, int]]:
 def _bucket(rows: Rows, tokens: slice, windows: set[int]) -> Bucket:
     """Return the bucket of some rows, whose packed tokens are the range `tokens`."""
     width, context = int(rows.counts[0]), int((rows.starts + rows.counts).max())
-    slots, places, height = _rectangle(rows.slots)
+    slots, lines, height = _rectangle(rows.slots)
     starts, counts = np.zeros(height, np.int64), np.zeros(height, np.int64)
-    starts[places], counts[places] = rows.starts, rows.counts
+    starts[lines], counts[lines] = rows.starts, rows.counts
     offsets = np.arange(width)
     is_token = offsets < counts[:, None]
     # Padding gets position 0, so that it attends to something; nothing reads its result.
@@ -197,13 +201,13 @@ def _bucket(rows: Rows, tokens: slice, windows: set[int]) -> Bucket:
     for window in windows:
         is_visible = is_before & (keys > queries - window) if window else is_before
         masks[window] = torch.from_numpy(np.where(is_visible, np.float32(0), np.float32(-np.inf)))
-    is_packed = is_token.all() and np.array_equal(places, np.arange(height))
-    cells = None if is_packed else torch.from_numpy(_joined_ranges(places * width, rows.counts))
+    is_packed = is_token.all() and np.array_equal(lines, np.arange(height))
+    cells = None if is_packed else torch.from_numpy(_joined_ranges(lines * width, rows.counts))
     return Bucket(tokens, slots, height, width, context, cells, masks)
 
 
 def _rectangle(slots: np.ndarray) -> tuple[slice | torch.Tensor, np.ndarray, int]:
-    """Return the slots of a rectangle's rows, the row of each given slot, and the height B."""
+    """Return the slots of a rectangle's lines, the line of each given slot, and the height B."""
     first, last = int(slots.min()), int(slots.max()) + 1
     if last - first > MAX_SPAN_RATIO * len(slots):
         return torch.from_numpy(slots), np.arange(len(slots)), len(slots)
@@ -212,7 +216,7 @@ def _rectangle(slots: np.ndarray) -> tuple[slice | torch.Tensor, np.ndarray, int
 
 def _joined_ranges(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Concatenate `range(begins[r], begins[r] + counts[r])` over all rows."""
-    # Difference between each range's begin and its place in the result.
+    # Difference between each range's begin and its index in the result.
     shift = begins - (np.cumsum(counts) - counts)
     counted: np.ndarray = np.arange(counts.sum()) + np.repeat(shift, counts)
     return counted
@@ -222,14 +226,15 @@ def _joined_ranges(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RoutedLayer:
-    """Multiply each token by the matrices of the token's role."""
+class PolicyLayer:
+    """Hold one layer of one policy: multiply each token by the matrices of the token's role."""
 
     roles: tuple[tuple[Layer, torch.Tensor | None], ...]
     """For each role: its matrices, and the indices of its tokens, int64; None for all tokens."""
     arithmetic: Arithmetic
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
-    """Adapters that are not merged into the matrices, by the name of the matrix."""
+    """Low-rank adapters that are not merged, by the name of the matrix. An adapter adds the product
+    of two matrices, `up @ down`, to its matrix."""
 
     @property
     def shared(self) -> Layer:
@@ -237,7 +242,7 @@ class RoutedLayer:
         return self.roles[0][0]
 
     def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """Multiply by the matrix of that name and add its bias: [T, D] -> [T, O]."""
+        """Multiply by the matrix of that name and add its bias: [T, I] -> [T, O]."""
         parts = []
         for layer, index in self.roles:
             matrix, bias = getattr(layer, name), getattr(layer, f"{name}_bias")
@@ -252,20 +257,24 @@ class RoutedLayer:
         return out
 
     def adapt(self, rows: torch.Tensor, name: str, out: torch.Tensor) -> None:
-        """Add the adapters' products to those of the matrix, [T, O], in place."""
+        """Add what the adapters of the matrix `name` give for `rows`, [T, I], to `out`, in place.
+
+        Args:
+            out: [T, O]: products of the rows with the matrix itself.
+        """
         if (adapter := self.adapters.get(name)) is not None:
-            inner = self.arithmetic.linear(rows, adapter.down)
-            # A fused matrix, such as qkv, may have an adapter for each of its parts, such as q: it
-            # reads its own columns of `inner` and adds to its own columns of `out`.
-            for out_columns, inner_columns, up in adapter.ups:
-                out[:, out_columns] += self.arithmetic.linear(inner[:, inner_columns], up)
+            # [T, sum of ranks]. A fused matrix, such as qkv, may have an adapter for each of its
+            # parts, such as q, which has its own columns here, and its own columns of `out`.
+            reduced = self.arithmetic.linear(rows, adapter.down)
+            for out_columns, reduced_columns, up in adapter.ups:
+                out[:, out_columns] += self.arithmetic.linear(reduced[:, reduced_columns], up)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointLayer:
     """Hold the same layer of the policies that share a forward."""
 
-    layers: Sequence[RoutedLayer]
+    layers: Sequence[PolicyLayer]
     sizes: list[int]
     """Number of tokens of each policy; its tokens follow those of the policy before."""
     kind: LayerKind
@@ -276,7 +285,7 @@ class JointLayer:
         return self.layers[0].shared
 
     def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """Multiply by the matrices of that name, and add adapters and biases: [T, D] -> [T, O]."""
+        """Multiply by the matrices of that name, and add adapters and biases: [T, I] -> [T, O]."""
         if len(self.layers) == 1 and not self.layers[0].adapters:
             return self.layers[0].linear(rows, name)
         ends = np.cumsum([0, *self.sizes]).tolist()
@@ -335,7 +344,7 @@ class Model:
     ) -> None:
         self.architecture, self.weights, self.arithmetic = architecture, weights, arithmetic
         block = (2, architecture.kv_heads, max_tokens, architecture.head_dim)
-        self._pages = [_mapped(slots, *block) for _ in range(architecture.layers)]
+        self._pages = [_map_zeros(slots, *block) for _ in range(architecture.layers)]
         self._cache = [
             torch.frombuffer(pages, dtype=torch.float32).view(slots, *block)
             for pages in self._pages
@@ -395,24 +404,29 @@ class Model:
         """
         # One row: all tokens, in slot 0 from position 0 on.
         rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
-        hidden, angles, places = self._embed(tokens, rows)
-        kinds, grouped = self.architecture.layer_kinds, buckets(rows, self.windows)
-        for routed, cache, kind in zip(self._routed(tokens), self._cache, kinds, strict=True):
-            layer = JointLayer((routed,), [len(tokens)], kind)
-            qkv = self._store(layer, [(cache, places, {})], hidden, angles)
-            hidden = self._block(layer, [(cache, grouped)], hidden, qkv)
+        hidden, angles, cache_rows = self._embed(tokens, rows)
+        kinds, own_buckets = self.architecture.layer_kinds, buckets(rows, self.windows)
+        for own, cache, kind in zip(self._layers(tokens), self._cache, kinds, strict=True):
+            layer = JointLayer((own,), [len(tokens)], kind)
+            qkv = self._store(layer, [(cache, cache_rows, {})], hidden, angles)
+            hidden = self._block(layer, [(cache, own_buckets)], hidden, qkv)
         logits = self._logits(hidden[:-1], self.weights.head)
         targets = torch.from_numpy(without_roles(tokens[1:, None]))
         return self.arithmetic.log_softmax(logits).gather(1, targets)[:, 0]
 
     def _embed(self, tokens: np.ndarray, rows: Rows) -> tuple[torch.Tensor, Angles, torch.Tensor]:
-        """Return embeddings [T, D], rotations [T, 1, H / 2] and cache indices [T * 2K]."""
+        """Return what the layers need of packed tokens.
+
+        Returns:
+            The embeddings, float32 [T, D]; the angles of each rotation; and the cache rows in which
+            the tokens' keys and values are stored, int64 [T * 2K]. A cache row is H numbers: a
+            position of a key or value head of a slot.
+        """
         row, positions = packed_positions(rows)
         blocks = 2 * self.architecture.kv_heads
-        # The cache of a layer is viewed as rows of H numbers: a slot has 2K blocks of `max_tokens`
-        # rows.
+        # A slot has 2K blocks, each of `max_tokens` cache rows.
         block = rows.slots[row, None] * blocks + np.arange(blocks)
-        places = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
+        cache_rows = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
         index = torch.from_numpy(positions)
         angles = {
             rotation: all_angles.index_select(0, index)[:, None]
@@ -421,24 +435,24 @@ class Model:
         hidden = self.weights.embedding.index_select(0, torch.from_numpy(without_roles(tokens)))
         if self.architecture.embedding_scale != 1.0:
             hidden = hidden * self.arithmetic.embedding_scale(self.architecture.embedding_scale)
-        return hidden, angles, places
+        return hidden, angles, cache_rows
 
-    def _routed(self, tokens: np.ndarray) -> list[RoutedLayer]:
-        """Return the layers, each with the roles that occur among the tokens."""
+    def _layers(self, tokens: np.ndarray) -> list[PolicyLayer]:
+        """Return the layers, each with the matrices of the roles that occur among the tokens."""
         first_role, second_role = self.weights.layers, self.weights.second_role
         is_second = tokens < 0
         if self.weights.adapters:
             return [
-                RoutedLayer(((each, None),), self.arithmetic, own)
+                PolicyLayer(((each, None),), self.arithmetic, own)
                 for each, own in zip(first_role, self.weights.adapters, strict=True)
             ]
         if not second_role or not is_second.any():
-            return [RoutedLayer(((each, None),), self.arithmetic) for each in first_role]
+            return [PolicyLayer(((each, None),), self.arithmetic) for each in first_role]
         if is_second.all():
-            return [RoutedLayer(((each, None),), self.arithmetic) for each in second_role]
+            return [PolicyLayer(((each, None),), self.arithmetic) for each in second_role]
         first, second = (torch.from_numpy(np.flatnonzero(mask)) for mask in (~is_second, is_second))
         return [
-            RoutedLayer(((one, first), (other, second)), self.arithmetic)
+            PolicyLayer(((one, first), (other, second)), self.arithmetic)
             for one, other in zip(first_role, second_role, strict=True)
         ]
 
@@ -449,15 +463,15 @@ class Model:
     def _store(
         self,
         layer: JointLayer,
-        stores: Sequence[tuple[torch.Tensor, torch.Tensor, PrefixCopies]],
+        writes: Sequence[tuple[torch.Tensor, torch.Tensor, PrefixCopies]],
         hidden: torch.Tensor,
         angles: Angles,
     ) -> torch.Tensor:
         """Store new keys and values, then make the copies; return QKV: [T, (N + 2K) H].
 
         Args:
-            stores: For each policy: its cache of this layer, the indices in the cache at which its
-                new keys and values are stored (`_embed`), and the copies of prefixes.
+            writes: For each policy: its cache of this layer, the cache rows of its tokens
+                (`_embed`), and the copies of prefixes.
         """
         shape, computed = self.architecture, self.arithmetic
         qkv = layer.linear(self._norm(hidden, layer.shared.input_norm), "qkv")
@@ -473,8 +487,9 @@ class Model:
         if layer.kind.rotation is not None:
             computed.rotate(heads, angles[layer.kind.rotation])
         keys_and_values = qkv[:, shape.heads * shape.head_dim :].split(layer.sizes)
-        for (cache, places, copies), own in zip(stores, keys_and_values, strict=True):
-            cache.view(-1, shape.head_dim).index_copy_(0, places, own.reshape(-1, shape.head_dim))
+        for (cache, cache_rows, copies), own in zip(writes, keys_and_values, strict=True):
+            new = own.reshape(-1, shape.head_dim)
+            cache.view(-1, shape.head_dim).index_copy_(0, cache_rows, new)
             for (source, length), targets in copies.items():
                 cache[targets, :, :, :length] = cache[source, :, :, :length]
         return qkv
@@ -494,8 +509,8 @@ class Model:
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
         parts = [
             self._attend(cache, own[bucket.tokens], bucket, layer.kind.window)
-            for (cache, grouped), own in zip(reads, queries.split(layer.sizes), strict=True)
-            for bucket in grouped
+            for (cache, own_buckets), own in zip(reads, queries.split(layer.sizes), strict=True)
+            for bucket in own_buckets
         ]
         attended = layer.linear(_joined(parts), "output")
         hidden = self._norm(attended, layer.shared.attention_out_norm).add_(hidden)
@@ -556,22 +571,23 @@ def forward_together(policies: Sequence[PolicyForward]) -> list[torch.Tensor]:
         for rotation in embedded[0][1]
     }
     sizes = [len(each.tokens) for each in policies]
-    routed = [each.model._routed(each.tokens) for each in policies]
+    by_policy = [each.model._layers(each.tokens) for each in policies]
     kinds = model.architecture.layer_kinds
     *layers, last_layer = (
-        JointLayer(one, sizes, kind) for *one, kind in zip(*routed, kinds, strict=True)
+        JointLayer(one, sizes, kind) for *one, kind in zip(*by_policy, kinds, strict=True)
     )
-    grouped = [buckets(each.rows, model.windows) if layers else [] for each in policies]
+    bucket_lists = [buckets(each.rows, model.windows) if layers else [] for each in policies]
     caches = list(zip(*(each.model._cache for each in policies), strict=True))
-    stored = [(places, each.copies) for (*_, places), each in zip(embedded, policies, strict=True)]
+    cache_rows, copies = [each for *_, each in embedded], [each.copies for each in policies]
 
     def store(layer: JointLayer, number: int) -> torch.Tensor:
-        stores = [(caches[number][one], *stored[one]) for one in range(count)]
-        return model._store(layer, stores, hidden, angles)
+        writes = list(zip(caches[number], cache_rows, copies, strict=True))
+        return model._store(layer, writes, hidden, angles)
 
     for number, layer in enumerate(layers):
         qkv = store(layer, number)
-        hidden = model._block(layer, list(zip(caches[number], grouped, strict=True)), hidden, qkv)
+        reads = list(zip(caches[number], bucket_lists, strict=True))
+        hidden = model._block(layer, reads, hidden, qkv)
     # Later forwards need the last layer's keys and values of all tokens, but nothing reads the rest
     # of that layer, except for the tokens whose logits are returned.
     qkv = store(last_layer, -1)
@@ -582,20 +598,21 @@ def forward_together(policies: Sequence[PolicyForward]) -> list[torch.Tensor]:
     begins = np.cumsum([0, *sizes[:-1]])
     last = torch.from_numpy(np.concatenate([b + own for b, own in zip(begins, ends, strict=True)]))
     hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
-    grouped = [
+    bucket_lists = [
         buckets(each.rows.take(each.logit_rows).last_tokens(), {kinds[-1].window}) if num else []
         for each, num in zip(policies, wanted, strict=True)
     ]
-    # Routed again, because only some of the tokens remain, and so perhaps only one role.
+    # Made again, because only some of the tokens remain, and so perhaps only one role.
     last_layer = JointLayer(
         tuple(
-            each.model._routed(each.tokens[own])[-1]
+            each.model._layers(each.tokens[own])[-1]
             for each, own in zip(policies, ends, strict=True)
         ),
         wanted,
         kinds[-1],
     )
-    hidden = model._block(last_layer, list(zip(caches[-1], grouped, strict=True)), hidden, qkv)
+    reads = list(zip(caches[-1], bucket_lists, strict=True))
+    hidden = model._block(last_layer, reads, hidden, qkv)
     head = model.weights.head
     if all(each.columns is None for each in policies):
         return list(model._logits(hidden, head).split(wanted))
@@ -610,7 +627,7 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _mapped(*shape: int) -> mmap.mmap:
+def _map_zeros(*shape: int) -> mmap.mmap:
     """Map memory for a float32 array of this shape, filled with zeros.
 
     The system allocates a page when it is first written. A slot therefore takes the memory of its

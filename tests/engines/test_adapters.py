@@ -19,7 +19,7 @@ from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Embedded, Lora
 from mage_async.errors import WeightsRefused
 from mage_async.inference import scheduler as scheduler_module
-from mage_async.inference.model import PolicyForward, RoutedLayer, forward_together
+from mage_async.inference.model import PolicyForward, PolicyLayer, forward_together
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import Adapter, Weights
 from mage_async.learning.adapters import trained_tensors
@@ -277,13 +277,13 @@ def spoil(pasts: list[Scheduler], kind: str, number: int, patch: pytest.MonkeyPa
     own = victim.weights.adapters
     other = pasts[(number + 1 + number % 2) % len(pasts)].model.weights.adapters
     if kind == "mixed rows":
-        adapt, name = RoutedLayer.adapt, ("qkv", "gate_up", "down")[layer]
+        adapt, name = PolicyLayer.adapt, ("qkv", "gate_up", "down")[layer]
 
-        def mixed(self: RoutedLayer, rows: torch.Tensor, matrix: str, out: torch.Tensor) -> None:
+        def mixed(self: PolicyLayer, rows: torch.Tensor, matrix: str, out: torch.Tensor) -> None:
             is_spoiled = matrix == name and self.adapters is own[layer]
             adapt(self, rows.roll(1, 0) if is_spoiled else rows, matrix, out)
 
-        patch.setattr(RoutedLayer, "adapt", mixed)
+        patch.setattr(PolicyLayer, "adapt", mixed)
         return
     replaced = list(own)
     if kind == "another slot":

@@ -253,7 +253,7 @@ class EmbeddedEngine(Engine):
         """Make the scheduler of a past version, with a quarter of the KV slots."""
         current = self._scheduler.model
         (weights, adapters), _ = self._read(version, path)
-        # A model applies one set of unmerged adapters to all tokens alike (`Model._routed`), so the
+        # A model applies one set of unmerged adapters to all tokens alike (`Model._layers`), so the
         # adapters of two roles, which change from token to token, stay merged.
         if adapters is not None and not weights.second_role:
             weights = self._unmerged(version, path, weights, adapters)
