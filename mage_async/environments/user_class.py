@@ -782,7 +782,7 @@ class ResetStep(Environment):
             return  # a static method, or a callable object: a wrong call raises its own error
         signature = inspect.signature(own)
         names = wanted[-1] if method == "reset" and self.wants_episode else wanted[0]
-        _, *given = signature.parameters
+        given = [*signature.parameters][1:]  # without `self`, which may have been forgotten
         # A parameter that has the name of another one, as in `reset(self, task, seed)`.
         is_swapped = any(
             one != other and one in wanted[-1] for one, other in zip(given, names, strict=False)

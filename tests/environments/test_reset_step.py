@@ -351,6 +351,10 @@ LEGAL = "    def legal_actions(self):\n        return "
             "step(self) of Own must be def step(self, action)",
         ),
         (
+            "    def step():\n        return '', 0.0, True",
+            "step() of Own must be def step(self, action)",
+        ),
+        (
             STEP + "'on, off', 0.0, True\n\n    words = ('begin', 'on', 'off')",
             ") says 'on,' in 'on, off', which is not among its `words`",
         ),
