@@ -31,7 +31,7 @@ from mage_async.environments.user_calls import (
     whole_play,
 )
 from mage_async.environments.user_class import SPLITS, ResetStep, ResetStepPlay
-from mage_async.errors import CallFault, ConfigError
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 from mage_async.user_modules import place_of
 
@@ -412,10 +412,11 @@ def _played(
     play: ResetStepPlay, choose: Callable[[ResetStepPlay], str | None]
 ) -> Generator[Call, Any, _Steps]:
     """Play at most `NUM_ACTS` steps, until `choose` returns None; then close the play, even if a
-    call failed.
+    call or `choose` failed.
 
     Raises:
         CallFault: a call failed.
+        ConfigError: `choose` found no action; a script may raise any other exception too.
     """
     # Not `try … finally`: a generator that is closed before its end must not yield once more.
     try:
@@ -425,7 +426,7 @@ def _played(
             # `act` returns the outcome itself, or the calls made after it return the outcome.
             answered = play.act(action)
             steps.append((f"step({action!r})", (yield from calls_of(play)) or answered))
-    except CallFault:
+    except Exception:  # the border to foreign code, a script; raised again
         yield from _close(play)
         raise
     yield from _close(play)

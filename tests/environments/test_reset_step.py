@@ -470,6 +470,18 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("choice", ["None", "{}[last]"])
+def test_an_object_is_closed_if_its_script_fails(
+    write: Callable[..., Config], choice: str, tmp_path: Path
+) -> None:
+    script = f"    script = lambda self, source: lambda last: {choice}"
+    close = f"    def close(self):\n        open({str(tmp_path / 'closed')!r}, 'w').close()"
+    config = write(own(f"{script}\n{close}"), *PRETRAINED)
+    with pytest.raises(ConfigError):
+        asyncio.run(rehearse(config, "own:Own", environment_of(config), print))
+    assert (tmp_path / "closed").is_file()
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
