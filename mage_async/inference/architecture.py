@@ -19,9 +19,16 @@ import torch
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import read_config
 
-ROPE_TYPES = ("default", "linear", "llama3")
-"""Values of `rope_type`; `linear` interpolates all positions, `llama3` only dimensions that turn
-slowly."""
+ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        *("factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    ),
+}
+"""Values of `rope_type`, with the keys that each needs, in the order of the fields of `Rotation`;
+`linear` interpolates all positions, `llama3` only dimensions that turn slowly."""
 SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` that the embedded engine serves."""
 GEMMA = ("gemma", "gemma3_text")
@@ -44,9 +51,9 @@ NORMS = {
     },
 }
 """Norms of the other families."""
-ROPE_BASES = {"smollm3": 2_000_000.0}
+DEFAULT_ROPE_BASES = {"smollm3": 2_000_000.0}
 """Base of the rotation of families whose default is not 10,000."""
-LEAST = {
+LEAST_VALUES = {
     "vocab_size": 1,
     "hidden_size": 1,
     "num_hidden_layers": 1,
@@ -62,7 +69,7 @@ LEAST = {
     "max_window_layers": 0,
 }
 """Least values of the keys of `config.json` that hold whole numbers."""
-WINDOWS = {"gemma3_text": 4096, "mistral": 4096}
+DEFAULT_WINDOWS = {"gemma3_text": 4096, "mistral": 4096}
 """Sliding window in tokens of families that have one by default."""
 
 
@@ -162,8 +169,8 @@ def architecture_of(written: dict[str, Any], file: Path) -> Architecture:
     _refuse_unknown(file, config)
     _check_values(file, config)
     # A window that is null is no window; one that is left out has the family's default.
-    if "sliding_window" not in written and config["model_type"] in WINDOWS:
-        config["sliding_window"] = WINDOWS[config["model_type"]]
+    if "sliding_window" not in written and config["model_type"] in DEFAULT_WINDOWS:
+        config["sliding_window"] = DEFAULT_WINDOWS[config["model_type"]]
     try:
         return _architecture(file, config)
     except KeyError as error:
@@ -248,7 +255,7 @@ def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
 def _check_values(file: Path, config: dict[str, Any]) -> None:
     """Raise a `PolicyError` if a count, a table or a list is something else."""
     for key, value in config.items():
-        least = LEAST.get(key)
+        least = LEAST_VALUES.get(key)
         if least is not None:
             wanted = f"a whole number of at least {least}"
             is_right = isinstance(value, int) and value >= least
@@ -272,7 +279,7 @@ def layer_kinds(file: Path, config: dict[str, Any]) -> tuple[LayerKind, ...]:
     count, kind = config["num_hidden_layers"], config["model_type"]
     windows = _windows(file, config, count)
     if kind == "gemma3_text":
-        return tuple(LayerKind(_gemma3_rotation(file, config, one), one) for one in windows)
+        return tuple(LayerKind(_gemma3_rotation(file, config, each), each) for each in windows)
     rotation = read_rotation(file, config)
     # In smollm3, each layer whose number from 1 is a multiple of the interval has no rotation. In
     # other families each layer rotates: no layer's number is a multiple of `count + 1`.
@@ -348,7 +355,11 @@ def _gemma3_rotation(file: Path, config: dict[str, Any], window: int) -> Rotatio
 
 
 def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
-    """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4."""
+    """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4.
+
+    Raises:
+        PolicyError: the engine does not know the rotation, or a number of it is missing or wrong.
+    """
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
@@ -357,27 +368,29 @@ def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
     if kind not in ROPE_TYPES or partial != 1.0 or is_nested:
         known = f"whole heads that are turned by {', '.join(ROPE_TYPES)}"
         raise _not_served(file, f"rotary positions {scaling}", known)
-    base = config.get("rope_theta", ROPE_BASES.get(config["model_type"], 10_000.0))
-    return Rotation(
-        kind,
-        base=scaling.get("rope_theta", base),
-        factor=scaling.get("factor", 1.0),
-        low_frequency_factor=scaling.get("low_freq_factor", 1.0),
-        high_frequency_factor=scaling.get("high_freq_factor", 4.0),
-        original_positions=scaling.get("original_max_position_embeddings", 8192),
-    )
+    base = config.get("rope_theta", DEFAULT_ROPE_BASES.get(config["model_type"], 10_000.0))
+    # As in transformers, only the base has a default.
+    numbers = {key: scaling.get(key) for key in ROPE_TYPES[kind]}
+    numbers = {"rope_theta": scaling.get("rope_theta", base)} | numbers
+    for key, value in numbers.items():
+        if not isinstance(value, int | float) or value <= 0:
+            raise PolicyError(
+                f"{file}: {key} must be a number above 0 with rope_type {kind!r}, got {value!r}: "
+                "correct it"
+            )
+    return Rotation(kind, *numbers.values())
 
 
 def rotations(rotation: Rotation, head_dim: int, num_positions: int) -> torch.Tensor:
     """Compute the complex numbers that rotate pairs: complex64 [positions, head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = _stretched(rotation, 1.0 / rotation.base**exponents)
+    frequencies = _scaled(rotation, 1.0 / rotation.base**exponents)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def _stretched(rotation: Rotation, frequencies: torch.Tensor) -> torch.Tensor:
-    """Return the frequencies, made slower for long contexts as the kind of rotation says."""
+def _scaled(rotation: Rotation, frequencies: torch.Tensor) -> torch.Tensor:
+    """Return the frequencies, scaled for long contexts by the kind of rotation."""
     if rotation.kind == "default":
         return frequencies
     slow = frequencies / rotation.factor

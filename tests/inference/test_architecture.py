@@ -89,6 +89,12 @@ def test_an_exported_model_is_the_same_to_transformers_4_and_5(
     [
         ({"model_type": "gpt2"}, r"'gpt2' is not served .* llama, mistral, .*\"sglang\""),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn.*default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "linear"}}, r"json: factor must be .*'linear', got None"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}},
+            "low_freq_factor must be a number above 0 with rope_type 'llama3', got None",
+        ),
+        ({"rope_theta": "1e4"}, "rope_theta must be a number above 0 .*, got '1e4'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({"partial_rotary_factor": 0.5}, "whole heads"),
         ({"sliding_window": 8}, "needs layer_types"),
