@@ -552,9 +552,11 @@ def _functions(owner: Any) -> Iterator[Any]:
 
 def _names_in(code: CodeType, action: str) -> Iterator[str]:
     """Yield the names of attributes that code reads ("LOAD") or sets ("STORE"). Texts count as
-    read, because `getattr` takes one.
+    read, because `getattr` takes one, and as set in a function that calls `setattr`.
     """
-    names = [f"{action}_{kind}" for kind in ("ATTR", "METHOD", "CONST")]
+    names = [f"{action}_{kind}" for kind in ("ATTR", "METHOD")]
+    if action == "LOAD" or "setattr" in code.co_names:
+        names.append("LOAD_CONST")
     for each in dis.get_instructions(code):
         if each.opname in names and isinstance(each.argval, str):
             yield each.argval

@@ -267,6 +267,12 @@ class Changing(Constant):
         return "on", 0.0, False
 
 
+class ChangingByName(Listed):
+    def step(self, action):
+        setattr(self, "legal_actions", ("rock",))  # noqa: B010
+        return "on", 0.0, False
+
+
 class Property(Listed):
     legal_actions = property(lambda self: ["rock"])
 
@@ -277,6 +283,7 @@ class Property(Listed):
         (Constant, "(rock|paper) (scissors|rock)"),
         (Listed, ("rock", "paper scissors")),
         (Changing, None),
+        (ChangingByName, None),
         (Property, None),
     ],
 )
