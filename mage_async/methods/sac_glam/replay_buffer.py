@@ -1,7 +1,10 @@
-"""Keep trials as transitions in a replay buffer, with copies whose goal is one that they reached.
+"""Keep trials as transitions in a replay buffer for soft actor-critic, relabelled with other goals.
 
-The goal of a trial is named by its task's *member*, a task variant. The copies are hindsight
-experience replay (Andrychowicz et al. 2017, arXiv 1707.01495), as in SAC-GLAM (arXiv 2410.12481).
+The goal of a trial is named by its task's *member*, a task variant. The buffer keeps several
+*copies* of a trial: the first has the trial's own goal, the others are *relabelled* with goals
+that the trial reached by chance. This is hindsight experience replay (Andrychowicz et al. 2017,
+arXiv 1707.01495), as in SAC-GLAM (arXiv 2410.12481).
+
 The journal holds the same trials, and every draw is seeded by the run, the version and the update,
 so a replay of the journal repeats the draws. A checkpoint holds the buffer, because the earlier
 segments of the journal may have been deleted.
@@ -37,18 +40,19 @@ from mage_async.trials.trial_run import TrialRun
 
 # Trials played again
 #
-# The environment answers the recorded actions again, now with the given member as the goal, so a
-# trial with another goal reads exactly as if it had been played for that goal.
+# To relabel a trial, the environment answers its recorded actions again, now with another member as
+# the goal. The relabelled copy reads exactly as if it had been played for that goal.
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedAgain:
-    """Hold a trial, with the goal that it reached at each of its turns."""
+class ReplayedTrial:
+    """Hold a trial that was played again, with the goals that its turns reached."""
 
     trial: Trial
     """Its `cut_at` is the episode in which no action was left, or the next one was not legal."""
     reached: tuple[str | None, ...]
-    """The member whose goal each turn reached; None: no goal."""
+    """For each turn, the member whose goal the state after it satisfies; None: that of no member.
+    """
 
 
 def play_again(
@@ -57,8 +61,8 @@ def play_again(
     trial_config: TrialConfig,
     chat: ChatFormat,
     member: str | None = None,
-) -> PlayedAgain:
-    """Play the recorded actions of a trial again.
+) -> ReplayedTrial:
+    """Play the recorded actions of a trial again, for its own goal or for another one.
 
     An episode that reaches its goal earlier than recorded leaves its other actions out. The trial
     ends before an action that is not legal for the other goal.
@@ -91,7 +95,7 @@ def play_again(
         run.receive(completion)
         make_calls(run)
         reached.append(environment.reached(play))
-    return PlayedAgain(run.trial(), tuple(reached))
+    return ReplayedTrial(run.trial(), tuple(reached))
 
 
 def _completion(trial: Trial, turn: Turn, legal: Restriction) -> Completion | None:
@@ -125,31 +129,31 @@ def _runs(segment: Segment, turn: Turn) -> tuple[VersionRun, ...]:
 
 # Trials as arrays
 #
-# A state is a context before a token that has alternatives in the legal actions. The probability of
-# an action is the product of those of its tokens: to choose a token is a step of its own. Only the
-# last token of an action earns the action's reward and is discounted. By the chain rule of entropy
-# the soft value of the state before an action is then that over whole actions. A context only
-# grows: all states of a segment are positions in one row of tokens, and the state that follows is
-# the next position.
+# Each sampled token is a transition of its own. A state is a context before such a token, where the
+# legal actions allow more than one token. Only the last sampled token of an action earns the
+# action's reward and is discounted. A soft value (expected return plus entropy) then is the same as
+# if whole actions were transitions, because the entropy of an action is the sum of the expected
+# entropies of its tokens. A context only grows, so all states of a segment are positions in one
+# array of tokens, and the next state is the next such position.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftSequence:
-    """Hold one segment with its transitions."""
+    """Hold one segment of a copy, with its transitions for soft actor-critic."""
 
     tokens: np.ndarray
-    """int32 [T], up to the last sampled one"""
+    """int32 [T]: up to the last sampled one"""
     places: np.ndarray
-    """int64 [n]: positions of the sampled tokens"""
+    """int64 [n]: positions of the sampled tokens; the state of a transition is what precedes one"""
     actions: np.ndarray
     """int64 [n]: index of the sampled token among the A tokens (`action_tokens`); -1 where the next
     state is unknown, so that the critic has no target"""
     valid: np.ndarray
     """bool [n, A]: tokens of legal actions"""
     rewards: np.ndarray
-    """float32 [n]"""
+    """float32 [n]: reward of each transition"""
     discounts: np.ndarray
-    """float32 [n]: factor of the value of the next state; 0 where there is none"""
+    """float32 [n]: factor of the value of the next state; 0 if there is none"""
     version: int
     """The oldest policy version that sampled a token."""
 
@@ -157,9 +161,9 @@ class SoftSequence:
 MOST_MEMBERS = 64
 """Largest number of train members whose first legal actions are looked at for their tokens."""
 TrialCopy = tuple[SoftSequence, ...]
-"""The segments of a trial, with its own goal or another one."""
+"""The segments of one copy of a trial, with the trial's own goal or relabelled."""
 Experience = tuple[TrialCopy, ...]
-"""A trial with its own goal, and then with goals that it reached."""
+"""All copies of one trial: first the one with its own goal, then the relabelled ones."""
 
 
 def action_tokens(environment: Environment, chat: ChatFormat) -> dict[int, int]:
@@ -184,10 +188,13 @@ def experiences(
     chat: ChatFormat,
     most_goals: int,
 ) -> list[Experience]:
-    """Return a batch's trials for the replay buffer, in their order.
+    """Return a batch's trials for the replay buffer, in their order; those without a sampled token
+    are left out.
 
-    Each trial comes with at most `most_goals` copies that have another goal. Goals are drawn by the
-    run's seed, the grant and the trial, so a replay draws the same.
+    Goals are drawn by the run's seed, the grant and the trial, so a replay draws the same.
+
+    Args:
+        most_goals: Largest number of relabelled copies of a trial.
 
     Raises:
         RunError: an action has a token that no known action has, or was not drawn from a list.
@@ -199,7 +206,7 @@ def experiences(
         config.trial.episodes,
         stops_on_success=config.trial.stop_on_success,
     )
-    reader = _Reader(config, environment, chat)
+    maker = _CopyMaker(config, environment, chat)
     found: list[Experience] = []
     for group in groups:
         for trial in group.trials:
@@ -212,24 +219,26 @@ def experiences(
             source = random.Random(f"{config.seed}/hindsight/{group.grant}/{trial.index}")
             goals = goals_in_hindsight(environment, own, most_goals, source)
             # A copy whose first action is not legal for its goal is empty.
-            copies = tuple(filter(None, map(reader.copy_of, (own, *map(play, goals)))))
+            copies = tuple(filter(None, map(maker.copy_of, (own, *map(play, goals)))))
             if copies:
                 found.append(copies)
     return found
 
 
 def goals_in_hindsight(
-    environment: Environment, played: PlayedAgain, most: int, source: random.Random
+    environment: Environment, played: ReplayedTrial, most: int, source: random.Random
 ) -> list[str]:
-    """Draw at most `most` goals that a trial reached and did not have, none of them held out."""
+    """Draw at most `most` goals for relabelling: those that a trial reached, without its own and
+    held-out ones.
+    """
     not_wanted = {None, played.trial.task.member, *environment.members("heldout")}
     reached = dict.fromkeys(goal for goal in played.reached if goal not in not_wanted)
     goals = [goal for goal in reached if goal is not None]
     return source.sample(goals, min(most, len(goals)))
 
 
-class _Reader:
-    """Make a `SoftSequence` of each segment of a trial that has a sampled token."""
+class _CopyMaker:
+    """Make the copies of trials that the replay buffer keeps."""
 
     def __init__(self, config: Config, environment: Environment, chat: ChatFormat) -> None:
         self._turn_discount = config.credit.turn_discount
@@ -239,8 +248,8 @@ class _Reader:
         )
         self._numbers = action_tokens(environment, chat)
 
-    def copy_of(self, played: PlayedAgain) -> TrialCopy:
-        """Return the segments that have a sampled token."""
+    def copy_of(self, played: ReplayedTrial) -> TrialCopy:
+        """Return a `SoftSequence` of each segment that has a sampled token."""
         by_segment: dict[int, list[Turn]] = {}
         for turn in played.trial.turns:
             by_segment.setdefault(turn.segment, []).append(turn)
@@ -312,7 +321,7 @@ ARRAYS = tuple(each.name for each in fields(SoftSequence) if each.name != "versi
 
 
 class ReplayBuffer:
-    """Keep trials in a first-in, first-out buffer, with their relabelled copies."""
+    """Keep the copies of the last trials, first in, first out."""
 
     def __init__(self) -> None:
         self._trials: deque[Experience] = deque()
@@ -325,7 +334,7 @@ class ReplayBuffer:
         self._trials = deque([*self._trials, *trials], maxlen=capacity)
 
     def draw(self, count: int, source: random.Random) -> list[TrialCopy]:
-        """Draw trials with replacement, all equally likely, each as one of its copies."""
+        """Draw trials with replacement, all equally likely, and of each one of its copies."""
         return [source.choice(source.choice(self._trials)) for _ in range(count)]
 
     def state(self) -> dict[str, Any]:

@@ -186,10 +186,10 @@ def test_a_token_that_no_known_action_has_is_refused():
     numbers = action_tokens(environment, CHAT)
     environment.begin = begin
     assert CHAT.encode(" down")[0] not in numbers
-    reader = replay_buffer._Reader(config, environment, CHAT)
-    reader._numbers = numbers
+    maker = replay_buffer._CopyMaker(config, environment, CHAT)
+    maker._numbers = numbers
     with pytest.raises(RunError, match="is in no word of the environment"):
-        reader.copy_of(replay_buffer.PlayedAgain(trial, ()))
+        maker.copy_of(replay_buffer.ReplayedTrial(trial, ()))
 
 
 class PlayOfNothing:
