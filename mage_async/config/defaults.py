@@ -325,7 +325,7 @@ def without_idle_warm_start(config: Config) -> Config:
 
 
 def spelled_out(tree: Table) -> Table:
-    """Spell out, in place, tables that a file writes in short.
+    """Write out, in place, the tables that a file writes in short, and return the tree.
 
     A kind alone stands for its table, as in `correction = "icepop"`, and `true` for a table that
     may be left out, as in `tracking.tensorboard = true`.
@@ -337,8 +337,11 @@ def spelled_out(tree: Table) -> Table:
 
 
 def _with_kinds(tree: Table, section: type[Section]) -> Table:
-    """Return a tree in which every table that has several kinds states one; where it stated none,
-    that of the schema's default.
+    """Return a tree in which each table whose hint has several kinds states one. A table that
+    stated none gets the kind of the schema's default, and is added if the tree lacks it.
+
+    Args:
+        section: Section of the tree.
     """
     whole = dict(tree)
     for field in fields_of(section):

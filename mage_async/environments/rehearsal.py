@@ -130,9 +130,9 @@ def _check_facts(environment: Environment, want: Callable[..., None]) -> None:
         want(is_count, f"facts.{key}", "a whole number from 1", value)
     least, most = bounds = facts.min_return, facts.max_return
     # Ratings and colours divide by the bounds, so equal ones are refused too.
-    do_rise = _is_number(least) and _is_number(most) and least < most
+    are_in_order = _is_number(least) and _is_number(most) and least < most
     wanted = "two numbers, the second above the first, or both None"
-    want(do_rise or bounds == (None, None), "facts.min_return and max_return", wanted, bounds)
+    want(are_in_order or bounds == (None, None), "facts.min_return and max_return", wanted, bounds)
     are_words = _are_names(facts.words) or (facts.has_open_text and facts.words == ())
     want(are_words, "facts.words", "a tuple of words", facts.words)
     want(isinstance(rules, str), "rules()", "text", rules)
@@ -251,12 +251,12 @@ class _WholeRehearsal:
     def _check_words(self, what: str, text: Any) -> None:
         """Check that a text consists of known words, unless text is open."""
         self._want(isinstance(text, str), what, "text", text)
-        strange = _strange(self._environment, text)
+        strange = _undeclared_words(self._environment, text)
         wanted = "made of facts.words, unless facts.has_open_text"
         self._want(not strange, what, wanted, " ".join(strange))
 
 
-def _strange(environment: Environment, text: str) -> list[str]:
+def _undeclared_words(environment: Environment, text: str) -> list[str]:
     """Return the words of a text that an environment with a closed vocabulary has not declared."""
     facts = environment.facts
     return [] if facts.has_open_text else [each for each in text.split() if each not in facts.words]
@@ -319,7 +319,7 @@ def check_vocabulary(name: str, environment: Environment, steps: Sequence[tuple[
     Raises:
         ConfigError: a text has another word; the error names the call, and all such words.
     """
-    missing = dict.fromkeys(chain(*(_strange(environment, text) for _, text in steps)))
+    missing = dict.fromkeys(chain(*(_undeclared_words(environment, text) for _, text in steps)))
     if not missing:
         return
     first, *others = missing

@@ -56,8 +56,8 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
         return tokenizer.decode(list(ids), skip_special_tokens=False)
 
     template = _template(directory, settings)
-    tokenize = _tokenize(tokenizer, _special_tokens(tokenizer, template))
-    render = _render(template, settings, thinking)
+    tokenize = _tokenize_function(tokenizer, _special_tokens(tokenizer, template))
+    render = _render_function(template, settings, thinking)
     return ChatFormat(tokenize, decode, render, stop_tokens, tokenizer_file=tokenizer.to_str)
 
 
@@ -80,7 +80,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def _tokenize(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
+def _tokenize_function(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
     """Return the function that tokenizes a text, and finds the spans of special tokens in it."""
 
     def tokenize(text: str) -> Tokens:
@@ -153,7 +153,7 @@ class _GenerationBlock(Extension):
         return nodes.Scope(inside, lineno=line)
 
 
-def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
+def _render_function(template: str, settings: dict[str, Any], thinking: bool) -> Render:
     """Return the function that renders messages by a template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]

@@ -390,10 +390,10 @@ def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arith
 
 def _norm(tensors: Tensors, name: str, shape: Architecture) -> torch.Tensor:
     """Return the factors of a norm over the residual stream: float32 [D]."""
-    return _factors(_take(tensors, f"{name}.weight", shape.hidden_size), shape)
+    return _norm_factors(_take(tensors, f"{name}.weight", shape.hidden_size), shape)
 
 
-def _factors(weight: torch.Tensor, shape: Architecture) -> torch.Tensor:
+def _norm_factors(weight: torch.Tensor, shape: Architecture) -> torch.Tensor:
     """Return what a norm with this weight multiplies by, in float32."""
     # Without an offset, a float32 weight stays mapped from its file.
     return weight.float() + shape.norm_offset if shape.norm_offset else weight.float()
@@ -406,7 +406,7 @@ def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tenso
         num_rows = heads if shape.query_key_norms == "all" else 1
         name, size = f"{stem}.self_attn.{part}_norm.weight", num_rows * shape.head_dim
         weight = paired(_take(tensors, name, size), shape.head_dim)
-        parts.append(_factors(weight, shape).view(num_rows, -1).expand(heads, -1))
+        parts.append(_norm_factors(weight, shape).view(num_rows, -1).expand(heads, -1))
     return torch.cat(parts)
 
 

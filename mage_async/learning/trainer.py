@@ -274,7 +274,7 @@ class Trainer:
         """Subtract the baseline of least variance from the advantages of a minibatch, and set the
         learning rate of its update, if the correction asks for that.
 
-        Takes a forward and a backward pass for each sequence alone, under the present weights.
+        This takes a forward and a backward pass for each sequence alone, under the present weights.
         """
         correction = self._learner.correction
         if not isinstance(correction, Vcpo):

@@ -581,13 +581,17 @@ class GraphMemory(Method):
         self._demonstrated[query] = dict(list(known.items())[-self.settings.strategies :])
 
     def _guidance_of(
-        self, decisions: Sequence[Decision], nats: float = 0.0, guided: int = 1, version: int = 0
+        self,
+        decisions: Sequence[Decision],
+        logprob_of_draw: float = 0.0,
+        num_guided: int = 1,
+        version: int = 0,
     ) -> Guidance | None:
         """Return strategies as a guidance; None if there are no strategies.
 
         Args:
-            nats: log-prob of drawing the strategies, in nats.
-            guided: number of trials of the group that begin with them.
+            logprob_of_draw: log-prob of drawing the strategies, in nats.
+            num_guided: number of trials of the group that begin with them.
             version: version of the memory from which they come.
         """
         if not decisions:
@@ -595,7 +599,7 @@ class GraphMemory(Method):
         has_rules = self.config.transcript.rules
         text = ("; " if has_rules else " ").join(map(self._text_of, decisions))
         text = f"{_PREFACE}{text}.\n" if has_rules else text
-        return Guidance(version, guided, tuple(decisions), text, nats)
+        return Guidance(version, num_guided, tuple(decisions), text, logprob_of_draw)
 
     def query(self, task: Task) -> Query:
         """Return the environment, or the part of a mix, and the seat of a task.

@@ -3,10 +3,10 @@
 Before each action the planner writes a remark, which says what to do, and the executor acts
 (`trial.strategy = "turn"`). The advantage of both roles is GRPO's, of the score of the whole trial.
 The loss of a role is a mean over its turns and then over trials, with one clipped importance ratio
-for each turn (`gspo`, clip 0.2, dual clip 3); averaged over a turn, its gradient is that of the
-authors' loss. The two roles share all weights, and only their prompts tell them apart, or each has
-a low-rank adapter. They learn together, or in turn for some steps each, as with the authors'
-`switch_agent`.
+for each turn (`gspo`, clip 0.2, dual clip 3). Averaged over the tokens of a turn, this loss has the
+gradient of the authors' loss. Either the two roles share all weights, and only their prompts tell
+them apart, or each has a low-rank adapter. They learn together, or in turn for some steps each, as
+with the authors' `switch_agent`.
 """
 
 from collections.abc import Collection
@@ -78,9 +78,9 @@ class Rema(Method):
         return kind is Kind.ACT
 
     def trained_kinds(self, version: int) -> Collection[Kind]:
-        """Return the kinds of turns of the role that learns at a version, or all."""
+        """Return the kinds of turns of the role that learns at a version; all, if both learn."""
         period = self.settings.alternate
         if not period:
             return tuple(Kind)
-        executes = version // period % 2
-        return [kind for kind in Kind if (kind is Kind.ACT) == bool(executes)]
+        executor_learns = version // period % 2 == 1
+        return [kind for kind in Kind if (kind is Kind.ACT) == executor_learns]

@@ -36,7 +36,7 @@ COMPARED = {
 """Labels of the rows of the table of differences: the last episode is compared with each of these.
 The keys are those of `certificate.DIFFERENCES` and `certificate.ALL` in `mage_async/results`.
 """
-MANY = 0.05
+LARGE_SHARE = 0.05
 """Share of invalid actions, or of completions cut or empty, above which the page warns."""
 
 
@@ -85,7 +85,7 @@ def warnings_of(
     """
     found = []
     for label, (actions, invalid, trials, cut, lost) in counts.items():
-        if actions and invalid / actions > MANY:
+        if actions and invalid / actions > LARGE_SHARE:
             share = percent(invalid / actions)
             found.append(
                 f"{label}: {share} of the actions were invalid, so the model may not have "
@@ -102,11 +102,11 @@ def warnings_of(
                 "so later episodes did not see it"
             )
     calls = max(1, costs["calls"])
-    if costs["cut"] / calls > MANY:
+    if costs["cut"] / calls > LARGE_SHARE:
         share = percent(costs["cut"] / calls)
         limit = " or ".join(map(str, sorted(limits)))
         found.append(f"{share} of the answers were cut at {limit} tokens (--max-tokens)")
-    if costs["empty"] / calls > MANY:
+    if costs["empty"] / calls > LARGE_SHARE:
         found.append(f"{percent(costs['empty'] / calls)} of the answers were empty")
     return found
 

@@ -268,14 +268,14 @@ def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
     """
     shown = found[: len(COLOURS)]
     for name, split in SPLITS.items():
-        drawn, points = name, [[_returns(run, split) for run in arm.runs] for arm in shown]
+        shown_split, points = name, [[_returns(run, split) for run in arm.runs] for arm in shown]
         if all(len(returns) > 1 for by_run in points for returns in by_run):
             break
     charts = {}
     for axis, x_of in AXES.items():
         series = [_arm_line(*each, x_of) for each in zip(shown, COLOURS, points, strict=False)]
         charts[axis] = line_chart(series, described="the last episode's return of every arm")
-    return drawn, charts
+    return shown_split, charts
 
 
 def _returns(run: ComparedRun, split: str) -> dict[int, float]:

@@ -40,8 +40,8 @@ _HELDOUT = {
     6: ("llllll", "lllrlr", "llrlrr", "llrrrl", "lrllrr", "lrlrrl", "lrrlll", "lrrrlr"),
 }
 """Held-out codes for each number of boxes, by the initials of their buttons. The complement of each
-is held out too, so both buttons of every box are equally frequent in both splits. The codes are
-chosen so that the buttons of any two boxes are as independent as a quarter of all codes allows.
+is held out too, so both buttons of every box are equally frequent in both splits. Among all choices
+of a quarter of the codes, these make the buttons of any two boxes most nearly independent.
 """
 _RULES = """Each of {count} boxes, {names}, is opened by one button: left or right.
 At each box press one. You are told the right button. It stays the same in all episodes."""

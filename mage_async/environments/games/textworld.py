@@ -1,9 +1,9 @@
 """Play TextWorld: text adventures that TextWorld generates (a house, a kitchen, coins).
 
-Rules: one command a turn; the first observation states the goal. A rise of the game's score pays
-its share of the highest possible score, so a won game has paid 1 in all. The places of things are
-hidden; the game is the same in all episodes. Generating a game takes some seconds; games are kept
-in the user's cache.
+Rules: one command a turn; the first observation states the goal. When the game's score rises, the
+reward is the rise divided by the highest possible score, so a won game has earned 1. The places of
+things are hidden; the game is the same in all episodes. Generating a game takes some seconds; games
+are kept in the user's cache.
 """
 
 import importlib
@@ -35,7 +35,11 @@ _STATUS_LINE = re.compile(r"^>.*", re.MULTILINE | re.DOTALL)
 
 
 class _Session:
-    """Play one game on TextWorld's engine."""
+    """Play one game on TextWorld's engine.
+
+    Args:
+        number: Number of the game, which seeds the engine's random numbers.
+    """
 
     def __init__(self, engine: Any, file: Path, number: int) -> None:
         self._random_state, self._best_score = IsolatedRandomState(number), 0.0

@@ -165,7 +165,7 @@ def load(
         reset: Fields that are sent with every `reset`, in addition to the seed.
 
     Raises:
-        ConfigError: it is no such address, or aiohttp is missing.
+        ConfigError: `url` is no such address, or aiohttp is missing.
     """
     extra = dict(reset or {})
     return server_episode_class(Episode, "openenv", url, turns, extra_fields=extra, rules=rules)

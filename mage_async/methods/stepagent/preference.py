@@ -129,9 +129,10 @@ class PreferenceLoss:
 
 @torch.no_grad()
 def likeliest(inputs: HeadInputs, kinds: np.ndarray, turn_lengths: np.ndarray) -> np.ndarray:
-    """For each action, find the first token at which the expert policy's most likely token differs
-    from the sampled one, and return the expert's there: int64 [N], -1 elsewhere. Where the sampled
-    token was drawn from a set of allowed tokens, the expert's is of this set too.
+    """Return the expert policy's most likely token where it first differs from the sampled one in
+    an action: int64 [N], -1 elsewhere.
+
+    Where the sampled token was drawn from a set of allowed tokens, the expert's is of this set too.
 
     Args:
         inputs: the expert's forward over the policy's own tokens.
@@ -157,5 +158,5 @@ def likeliest(inputs: HeadInputs, kinds: np.ndarray, turn_lengths: np.ndarray) -
 def gaps(inputs: HeadInputs, experts: torch.Tensor) -> torch.Tensor:
     """Return the log-prob of expert tokens minus that of sampled tokens, in nats: float32 [N]."""
     other, own = (functional.embedding(each, inputs.head) for each in (experts, inputs.targets))
-    apart = (inputs.hidden.float() * (other.float() - own.float())).sum(-1)
-    return apart * inputs.inverse_temperature
+    differences = (inputs.hidden.float() * (other.float() - own.float())).sum(-1)
+    return differences * inputs.inverse_temperature

@@ -10,8 +10,9 @@ engine requests each version, and a thread of the learner answers; training neve
 sides meet in a key-value store, a small server in the learner:
 
     key            written by     meaning
-    question/N     the engine     its group, the group's number of members, and the wanted version
-    taken          the learner    a counter: the number of questions that it has read
+    question/N     the engine     request N: the engine's group, the group's number of members, and
+                                  the wanted version
+    taken          the learner    a counter: the number of requests that it has read
     answer/N       the learner    "sending" if the buckets follow in the group, else why not
 
 A version that is published in this way is announced by the path of its `Manifest`.
@@ -132,8 +133,8 @@ def request_version(store: TCPStore, group: str, version: int, members: int = 2)
     question = {"group": group, "version": version, "members": members}
     text = msgspec.json.encode(question).decode()
     number = store.add("taken", 0) + 1
-    # One operation takes the number and writes the question. So an engine that is killed leaves no
-    # number without a question, for which the learner would wait while all others wait for it.
+    # One operation takes the number and writes the request. So an engine that is killed leaves no
+    # number without a request, for which the learner would wait while all others wait for it.
     while store.compare_set(f"question/{number}", "", text).decode() != text:
         number += 1
     return number
