@@ -221,14 +221,22 @@ def _token_text(token: Any) -> str:
 def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
     """Return the ids that end a turn, ascending: those of generation_config.json, or else of
     config.json, and the tokenizer's `eos_token`.
+
+    Raises:
+        PolicyError: a file is damaged.
     """
-    generation = _json(directory / "generation_config.json")
-    ends = generation.get("eos_token_id")
+    file = directory / "generation_config.json"
+    ends = _json(file).get("eos_token_id")
     if ends is None:  # 0 is an id
-        ends = _json(directory / "config.json").get("eos_token_id")
-    ids = ends if isinstance(ends, list) else [ends]
-    ids += [tokenizer.token_to_id(_token_text(settings.get("eos_token")) or "")]
-    return sorted({number for number in ids if number is not None})
+        file = directory / "config.json"
+        ends = _json(file).get("eos_token_id")
+    ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(isinstance(each, int) for each in ids):
+        raise PolicyError(
+            f"{file}: eos_token_id must be a whole number, or a list of some, got {ends!r}"
+        )
+    own = tokenizer.token_to_id(_token_text(settings.get("eos_token")))
+    return sorted({*ids, *([] if own is None else [own])})
 
 
 def read_config(directory: Path) -> dict[str, Any]:

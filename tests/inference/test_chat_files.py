@@ -123,6 +123,14 @@ def test_a_stop_token_may_have_the_id_0(tmp_path: Path) -> None:
     assert load_chat(tmp_path).stop_tokens == (0,)
 
 
+@pytest.mark.parametrize("ids", ["2", [0, None]])
+def test_a_stop_token_that_is_no_number_is_refused(tmp_path: Path, ids: object) -> None:
+    save_text_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(PolicyError, match=r"generation_config\.json: eos_token_id must be a whole"):
+        load_chat(tmp_path)
+
+
 REFUSING = """\
 {%- for message in messages -%}
 {%- if (message.role == "user") != (loop.index0 % 2 == 0) -%}
