@@ -203,13 +203,14 @@ def compare(runs: Sequence[ComparedRun]) -> str:
         raise ValueError(f"a comparison needs at least two runs, got {len(runs)}")
     found = arms(runs)
     first, *others = found
-    keys = ", ".join(first.settings) or "nothing but seeds"
     split, charts = curves(found)
     return fill(
         "comparison.html",
         title=f"{len(runs)} runs · mage",
         num_runs=len(runs),
-        differences=f"{len(found)} arms; they differ in {keys}",
+        differences=f"{len(found)} arms; they differ in {', '.join(first.settings)}"
+        if others
+        else "1 arm: the runs differ in nothing but seeds",
         has_small_arm=any(len(arm.values("evaluation", "heldout", *LAST)) < 3 for arm in found),
         reached=_arm_table(found, REACHED),
         first=first.label,
@@ -333,7 +334,8 @@ def _mean(arm: Arm, *path: str | int) -> str:
     values = arm.values("evaluation", *path)
     if not values:
         return "–"
-    some = f" ({len(values)} runs)" if len(values) < len(arm.runs) else ""
+    number = f"{len(values)} run{'s' if len(values) > 1 else ''}"
+    some = f" ({number})" if len(values) < len(arm.runs) else ""
     return _interval_text(values) + some
 
 

@@ -73,6 +73,7 @@ def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make
 
 def test_runs_of_one_configuration_are_one_arm(runs):
     assert [arm.label for arm in arms(runs[:3])] == ["all runs"]
+    assert "1 arm: the runs differ in nothing but seeds" in compare(runs[:3])
 
 
 @pytest.mark.parametrize(
