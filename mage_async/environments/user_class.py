@@ -142,7 +142,7 @@ class ResetStepPlay(SlowPlay):
         call, listener = super().next_call(), self._environment.listener
         if call is None or listener is None:
             return call
-        return replace(call, take=partial(_shown_to, listener, call))
+        return replace(call, take=partial(_show_and_take, listener, call))
 
     def act(self, action: str) -> Outcome:
         """Request a step. An empty action, or an action that is not among known legal ones, is
@@ -194,7 +194,7 @@ class ResetStepPlay(SlowPlay):
         return f"{action!r:.60} cannot be done now; these can: {shown}" if legal else _NO_ACTION
 
 
-def _shown_to(
+def _show_and_take(
     listener: Callable[[Call, Answered], None], call: Call, answered: Answered
 ) -> Outcome | None:
     """Show a call and its result to a listener, and hand the result to the play."""
@@ -241,7 +241,7 @@ class UserObject(Callee):
             raise
         if self._is_over:
             self._close_unless_async()
-        return self._answered(request, value)
+        return self._checked_answer(request, value)
 
     async def _perform_async(self, request: Request) -> Answered:
         """Make a call whose method is a coroutine function."""
@@ -254,7 +254,7 @@ class UserObject(Callee):
             raise
         if self._is_over:
             await self._close_left()
-        return self._answered(request, value)
+        return self._checked_answer(request, value)
 
     def late_close(self) -> Callable[[], Any] | None:
         """Return a coroutine function that closes an object that a plain call has left open because
@@ -308,7 +308,7 @@ class UserObject(Callee):
             return None
         return own.close()
 
-    def _answered(self, request: Request, value: Any) -> Answered:
+    def _checked_answer(self, request: Request, value: Any) -> Answered:
         """Check what a method returned, and convert it to plain data."""
         if request.method == "close":
             return Answered()

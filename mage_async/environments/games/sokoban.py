@@ -92,7 +92,7 @@ class SokobanPlay(SoloPlay):
     def __init__(self, room: Room, turns: int, steps_per_turn: int, chance: Chance) -> None:
         self.room, self._turns_left, self.chance = room, turns, chance
         self._actions = action_names(steps_per_turn)
-        self._faces = _bare(room)
+        self._empty_room = _words_without_boxes(room)
         self.position: Position = room.start
         self.observation = self.anchor
         self.done: list[str] = []
@@ -101,13 +101,13 @@ class SokobanPlay(SoloPlay):
     @property
     def anchor(self) -> str:
         """The contents of each cell, row by row."""
-        faces, size = self._faces.copy(), self.room.size
+        words, size = self._empty_room.copy(), self.room.size
         player, boxes = self.position
         for cell in cells_of(boxes):
-            # `faces` has one more word at the beginning of each row, `row`.
-            faces[cell + cell // size + 1] = STORED if self.room.targets >> cell & 1 else BOX
-        faces[player + player // size + 1] = STANDING if self.room.targets >> player & 1 else PLAYER
-        return " ".join(faces)
+            # `words` has one more word at the beginning of each row, `row`.
+            words[cell + cell // size + 1] = STORED if self.room.targets >> cell & 1 else BOX
+        words[player + player // size + 1] = STANDING if self.room.targets >> player & 1 else PLAYER
+        return " ".join(words)
 
     @property
     def is_solved(self) -> bool:
@@ -159,14 +159,14 @@ def action_names(most: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _bare(room: Room) -> list[str]:
+def _words_without_boxes(room: Room) -> list[str]:
     """Return the words of the room without player and boxes, with the word that begins each row."""
-    faces: list[str] = []
+    words: list[str] = []
     for cell in range(room.size * room.size):
-        faces += [ROW] if cell % room.size == 0 else []
+        words += [ROW] if cell % room.size == 0 else []
         is_floor, is_target = room.floor >> cell & 1, room.targets >> cell & 1
-        faces.append(TARGET if is_target else FLOOR if is_floor else WALL)
-    return faces
+        words.append(TARGET if is_target else FLOOR if is_floor else WALL)
+    return words
 
 
 @dataclass(slots=True)
