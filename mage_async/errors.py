@@ -81,6 +81,11 @@ class InfrastructureFault(TrialFault):
     """Short name of the cause, such as "step() raised ValueError", equal for faults of one cause:
     people are told of the first one of each kind. Empty if the cause has no name.
     """
+    mistake = ""
+    """What is wrong in the user's code: exception, file and line, or the wrong value that a call
+    returned; equal for two tries that fail in the same way. Empty if another try may succeed: the
+    call took too long, or a connection or a process was lost.
+    """
 
 
 class EnvironmentFault(InfrastructureFault):
@@ -94,9 +99,9 @@ class CallFault(EnvironmentFault):
     The next try may succeed, for example if the class calls a server that was briefly down.
     """
 
-    def __init__(self, sentence: str, kind: str = "") -> None:
+    def __init__(self, sentence: str, kind: str = "", mistake: str = "") -> None:
         super().__init__(sentence)
-        self.kind = kind
+        self.kind, self.mistake = kind, mistake
 
 
 class NoRoom(CallFault):

@@ -128,7 +128,8 @@ class AgentProgram(Callee):
 def _answered(request: Request, value: Any) -> Answered:
     """Return the outcome of an episode; raise a `CallFault` if the reward is not finite."""
     if not is_finite(value):
-        raise CallFault(f"{request.place} must return a finite reward, got {value!r:.60}")
+        wrong = f"must return a finite reward, got {value!r:.60}"
+        raise CallFault(f"{request.place} {wrong}", mistake=wrong)
     return Answered(Outcome("", float(value), is_done=True))
 
 

@@ -39,6 +39,14 @@ WAITS = "a coroutine that waits"
 """Kind of the fault of a call that only an event loop could make."""
 _MOST_CODE_CHARS = 100
 """Largest number of characters of the line of code that an error message shows."""
+_MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, FloatingPointError, ImportError, IndexError),
+    *(KeyError, LookupError, ModuleNotFoundError, NameError, NotImplementedError, OverflowError),
+    *(RecursionError, TypeError, UnboundLocalError, ValueError, ZeroDivisionError),
+)
+"""Exceptions of wrong code; a class that inherits from one is not among them. Others, such as
+`OSError` and `RuntimeError`, may come from a server or a network, and be gone at a later try.
+"""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -250,14 +258,16 @@ class Call:
         raised = f"raised {type(error).__name__}"
         if _is_named(error, _FAULT):
             raised = "reported a fault of its infrastructure"
-        sentence = f"{self.place} {raised}: {first_line}"
+        sentence, mistake = f"{self.place} {raised}: {first_line}", ""
         if (frame := user_modules.own_frame(error)) and not says_no_room(error):
+            if type(error) in _MISTAKES:
+                mistake = f"{type(error).__name__} in {frame.filename}, line {frame.lineno}"
             code = f": {frame.line:.{_MOST_CODE_CHARS}}" if frame.line else ""
             sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
         if circumstance := self.callee.circumstance():
             sentence += f"; {circumstance}"
         fault = NoRoom if says_no_room(error) else CallFault
-        return fault(in_utf8(sentence), kind=f"{self.name}() {raised}")
+        return fault(in_utf8(sentence), f"{self.name}() {raised}", in_utf8(mistake))
 
 
 class SlowPlay(Play):

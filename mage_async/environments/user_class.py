@@ -316,7 +316,8 @@ class UserObject(Callee):
             return self._converted(request, value)
         except CallFault as fault:
             line = place_of(getattr(self.environment.kind, request.method))
-            raise CallFault(f"{fault}{line}", fault.kind) from fault
+            wrong = str(fault).removeprefix(request.place).strip()
+            raise CallFault(f"{fault}{line}", fault.kind, wrong) from fault
 
     def _converted(self, request: Request, value: Any) -> Answered:
         """Return what `reset` or `step` returned as plain data.

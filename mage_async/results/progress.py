@@ -145,32 +145,14 @@ def drop_kind(reason: str) -> DropKind:
 
 PLAYED_AGAIN = "the trial is played again"
 """Words by which a note says that a fault is not the last word on a trial."""
-_MISTAKES = (
-    "ArithmeticError|AssertionError|AttributeError|FloatingPointError|ImportError|IndexError|"
-    "KeyError|LookupError|ModuleNotFoundError|NameError|NotImplementedError|OverflowError|"
-    "RecursionError|TypeError|UnboundLocalError|ValueError|ZeroDivisionError"
-)
-"""Names of exceptions of wrong code. Others, such as `OSError` and `RuntimeError`, may come from a
-server or a network, and be gone at a later try."""
-_PLACE = re.compile(r"\((\S[^()]*, line \d+), in ")
-"""File and line in the reason of a call that raised."""
+_PLACE = re.compile(r"\((\S[^()]*(?:\([^()]*\)[^()]*)*, line \d+), in ")
+"""File and line in the reason of a call that raised; a folder may have parentheses in its name."""
 
 
 def place_in_code(reason: str) -> str:
     """Return file and line of the user's code that a reason names; "" if it names none."""
     found = _PLACE.search(reason)
     return found[1] if found else ""
-
-
-def mistake(reason: str) -> str:
-    """Return exception, file and line of a mistake in a user's code, or the wrong value that a call
-    returned, from the reason of a fault. "" if another try may succeed: the call took too long, or
-    a connection or a process was lost.
-    """
-    raised, place = re.search(rf"raised ({_MISTAKES}): ", reason), place_in_code(reason)
-    if raised and place:
-        return f"{raised[1]} in {place}"
-    return reason.partition(" must return ")[2]
 
 
 def printable(text: str) -> str:

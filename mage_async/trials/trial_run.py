@@ -36,7 +36,7 @@ from mage_async.environments.user_calls import (
     new_play,
     own_play,
 )
-from mage_async.errors import ContextFull, EnvironmentFault, error_text
+from mage_async.errors import CallFault, ContextFull, EnvironmentFault, error_text
 from mage_async.restriction import Restriction
 from mage_async.trajectory import (
     Alternative,
@@ -340,7 +340,8 @@ class TrialRun:
         start, completion, action, anchor = self._pending_action
         self._pending_action = None
         if fault := _outcome_fault(outcome):
-            raise EnvironmentFault(f"{_task_text(self._task)}{self._turn_name()}: act() {fault}")
+            where = f"{_task_text(self._task)}{self._turn_name()}: act()"
+            raise CallFault(f"{where} {fault}", mistake=fault)
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
         laid_out = self._config.prompts.layout(outcome.observation)
         if laid_out != outcome.observation:  # in few environments; `replace` is slow

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, InfrastructureFault, TrialFault
 from mage_async.protocol.messages import MAX_REASON_CHARS
-from mage_async.results.progress import PLAYED_AGAIN, mistake
+from mage_async.results.progress import PLAYED_AGAIN
 from mage_async.trajectory import FinishedEpisodes, Guidance, Task, Trial
 from mage_async.trials.agent_run import AgentRun
 from mage_async.trials.chat_format import ChatFormat
@@ -40,9 +40,9 @@ class Retries:
     A fault says nothing about the agent. If every fault dropped the trial's group, faults would
     choose what is trained: long trials, which make more calls, would be lost more often than short
     ones. So the same trial (same task, seed and index, and so the same tokens under equal weights)
-    is played again with fresh objects of the environment. A mistake in the user's code that comes
-    back in the same place at the second try (`mistake`) is not tried again: it would come back for
-    ever, while all actors wait for its group.
+    is played again with fresh objects of the environment. A mistake in the user's code
+    (`InfrastructureFault.mistake`) that comes back at the second try is not tried again: it would
+    come back for ever, while all actors wait for its group.
 
     Args:
         most: Largest number of retries of a trial (`environment.retries`).
@@ -73,8 +73,8 @@ class Retries:
             InfrastructureFault: the last retry has failed, or the same mistake in the user's code
                 came back; of the type of `fault`, with the number of tries.
         """
-        same = mistake(str(fault))
-        if num_retries == self._most or (before and same and same == mistake(str(before))):
+        is_same = before is not None and fault.mistake and fault.mistake == before.mistake
+        if num_retries == self._most or is_same:
             if not num_retries:
                 raise fault
             raise type(fault)(f"after {num_retries + 1} tries: {fault}") from fault
@@ -90,7 +90,7 @@ class Retries:
             self._reported.add(kind)
             sentence = " ".join(str(fault).split())[:MAX_REASON_CHARS]
             times = "once" if self._most == 1 else f"up to {self._most} times"
-            ends = ", or once if the same comes back" if mistake(str(fault)) else ""
+            ends = ", or once if the same comes back" if fault.mistake else ""
             self._say(
                 f"{sentence}; {PLAYED_AGAIN} with fresh objects, {times} (environment.retries)"
                 f"{ends if self._most > 1 else ''}"

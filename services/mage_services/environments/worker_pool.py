@@ -87,6 +87,8 @@ class Failed(Fields):
     sentence: str
     kind: str = ""
     """See `EnvironmentFault.kind`."""
+    mistake: str = ""
+    """See `EnvironmentFault.mistake`."""
     found_no_room: bool = False
     """Whether a `reset` found no room for another object of the class (`NoRoom`)."""
 
@@ -308,7 +310,9 @@ class WorkerPool:
         if isinstance(answer, Made):
             return answer.answered
         if isinstance(answer, Failed):
-            raise (NoRoom if answer.found_no_room else CallFault)(answer.sentence, answer.kind)
+            raise (NoRoom if answer.found_no_room else CallFault)(
+                answer.sentence, answer.kind, answer.mistake
+            )
         if request.method == "close":  # the process has ended, and the object with it
             return Answered()
         raise CallFault(
@@ -377,6 +381,7 @@ class Server:
                 number=number,
                 sentence=error_text(fault),
                 kind=fault.kind if isinstance(fault, CallFault) else "",
+                mistake=fault.mistake if isinstance(fault, CallFault) else "",
                 found_no_room=isinstance(fault, NoRoom),
             )
         finally:
