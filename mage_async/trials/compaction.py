@@ -74,8 +74,9 @@ class Contexts:
     ) -> None:
         self._config, self._chat, self._transcript = config, chat, transcript
         self._legal_actions = legal_actions
-        self._prompt_limit = math.inf
-        """Number of tokens; if the next prompt would be longer, the current episode is cut."""
+        self._kept_tokens, self._share_ends_at = 0, math.inf
+        """Where contexts are not compacted: number of tokens that are kept for what comes after the
+        episode, and length of the context at which the episode has used its share."""
         self._unanswered = "", ""
         """Outcome and observation with which a context begins once the agent has written its notes.
         """
@@ -114,9 +115,8 @@ class Contexts:
             tool_answers: sent in place of the message, each as a message of its own, if there are
                 any.
         """
-        limit = self._prompt_limit if self._config.compaction == "none" else self._longest_prompt()
         text, kind = self._with_request(message, turn)
-        return self._transcript.length_with(text, kind, tool_answers) > limit
+        return self._transcript.length_with(text, kind, tool_answers) > self._longest_prompt()
 
     def compact(self, outcome: str, observation: str, turn: NextTurn) -> Kind | None:
         """Drop the oldest turns, or request the notes with which the next context begins.
@@ -157,33 +157,50 @@ class Contexts:
             "transcript.max_reflection_tokens"
         )
 
-    def limit_episode(self, observation: str, episode: int, num_left: int) -> None:
-        """Set the length beyond which `is_full_with` cuts the episode that begins, where contexts
-        are not compacted.
-
-        The tokens left in the engine's context are shared evenly by the episodes that are still to
-        be played in it, and enough is kept for the first turn of each. Tokens that an episode does
-        not use go to the episodes after it.
+    def keep_room(self, observation: str, episode: int, num_left: int) -> None:
+        """Keep room for what comes after the episode that begins, where contexts are not compacted:
+        its reflection, and the first message of each later episode in the same context.
 
         Args:
-            observation: first observation of the episode; that of the next one is assumed to be as
+            observation: first observation of the episode; that of later ones is assumed to be as
                 long.
             num_left: episodes of the trial that are still to be played, this one included.
         """
-        config, used = self._config, self._transcript.num_tokens
-        if not config.max_tokens or config.compaction != "none":
-            return
-        num_left = num_left if config.keeps_history else 1
-        completion = self._turn_tokens()
+        config, self._kept_tokens, self._share_ends_at = self._config, 0, math.inf
         if config.reflects:
             request = len(self._chat.encode(config.prompts.reflect))
-            completion += config.max_reflection_tokens + request
-        beginning = config.prompts.beginning(episode + 1, observation)
-        if config.strategy != "none":
-            beginning = f"{beginning} {config.prompts.strategy}"
-        openings = (num_left - 1) * (len(self._chat.encode(beginning)) + TEMPLATE_TOKENS)
-        share = (config.max_tokens - used) / num_left
-        self._prompt_limit = min(used + share, config.max_tokens - completion - openings)
+            self._kept_tokens += config.max_reflection_tokens + request
+        if config.keeps_history:
+            beginning = config.prompts.beginning(episode + 1, observation)
+            if config.strategy != "none":
+                beginning = f"{beginning} {config.prompts.strategy}"
+            message = len(self._chat.encode(beginning)) + TEMPLATE_TOKENS
+            self._kept_tokens += (num_left - 1) * message
+
+    def limit_episode(self, num_left: int) -> None:
+        """Set the length beyond which `is_full_with` cuts the episode that has begun, where
+        contexts are not compacted.
+
+        The tokens left in the engine's context are shared evenly by the episodes that are still to
+        be played in it. Tokens that an episode does not use go to the episodes after it.
+
+        Args:
+            num_left: as in `keep_room`.
+        """
+        config, used = self._config, self._transcript.num_tokens
+        if config.compaction == "none" and config.max_tokens:
+            num_left = num_left if config.keeps_history else 1
+            self._share_ends_at = used + (config.max_tokens - used) / num_left
+
+    def to_reflect_on(self, outcome: str) -> str:
+        """Return the message that requests a reflection: after the outcome of the last action, if
+        the context has room for that.
+        """
+        config = self._config
+        message = f"{outcome} {config.prompts.reflect}"
+        length = self._transcript.length_with(message, Kind.REFLECT)
+        is_full = 0 < config.max_tokens < length + self._kept_tokens
+        return config.prompts.reflect if is_full else message
 
     def _send(
         self, send: Callable[[str, Kind], None], message: str, observation: str, turn: NextTurn
@@ -256,11 +273,16 @@ class Contexts:
         num_fitting = bisect_right(stops, longest, key=length_up_to)
         return notes[: stops[max(0, num_fitting - 1)]]
 
-    def _longest_prompt(self) -> int:
+    def _longest_prompt(self) -> float:
         """Return the length, in tokens, up to which a prompt of the next turn leaves the context
         room.
         """
-        return self._config.room - self._turn_tokens() - self._tokens_to_write_notes()
+        config = self._config
+        if config.compaction != "none":
+            return config.room - self._turn_tokens() - self._tokens_to_write_notes()
+        if not config.max_tokens:
+            return math.inf
+        return min(self._share_ends_at, config.max_tokens - self._kept_tokens - self._turn_tokens())
 
     def _tokens_alone(self, outcome: str, observation: str, turn: NextTurn) -> int:
         """Return the tokens of a context that begins with an observation, without notes."""

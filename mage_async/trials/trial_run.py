@@ -150,6 +150,8 @@ class TrialRun:
         """The action that has no outcome yet."""
         self._call: Call | None = None
         """The call whose result `answer` receives."""
+        self._allowed: tuple[tuple[int, int], Restriction | None] | None = None
+        """Legal actions as tokens, and the episode and turn that they are of."""
         self._closings: list[Call] = []
         """Calls that close the objects of ended episodes."""
         self._slow: SlowPlay | None = None
@@ -393,9 +395,8 @@ class TrialRun:
             self.is_over = True
         elif self._config.reflects:
             self.kind = Kind.REFLECT
-            self._transcript.add_message(
-                f"{outcome.observation} {self._config.prompts.reflect}", Kind.REFLECT
-            )
+            message = self._contexts.to_reflect_on(outcome.observation)
+            self._transcript.add_message(message, Kind.REFLECT)
         else:
             self._next_episode(outcome.observation)
 
@@ -438,9 +439,11 @@ class TrialRun:
         prompts = self._config.prompts
         observation = prompts.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
+        num_left = self._episodes_left(self.episode)
+        self._contexts.keep_room(observation, self.episode, num_left)
         self._send_first(last_message, observation)
         # An episode may use an even share of the tokens left; beyond that it is cut.
-        self._contexts.limit_episode(observation, self.episode, self._episodes_left(self.episode))
+        self._contexts.limit_episode(num_left)
 
     def _send_first(self, last_message: str, observation: str) -> None:
         """Send the first observation of an episode in the context of the episodes before, or in one
@@ -456,9 +459,11 @@ class TrialRun:
             return
         beginning = config.prompts.beginning(self.episode, observation)
         message = f"{last_message} {beginning}".strip()
-        if config.compaction == "none" or not contexts.is_full_with(message, turn):
+        if not contexts.is_full_with(message, turn):
             self.kind = contexts.append(message, observation, turn)
-        # An outcome so long that a new context has no room for it is left out.
+        # An outcome for which the context, or a new one, has no room is left out.
+        elif config.compaction == "none":
+            self.kind = contexts.append(beginning, observation, turn)
         elif not (self._compact(last_message, observation) or self._compact("", observation)):
             raise self._lack_of_room(observation)
 
@@ -550,8 +555,12 @@ class TrialRun:
         """Return the legal actions as tokens; `None` where actions are not restricted."""
         if not self._config.restricted:
             return None
-        with environment_code(self._task, self._turn_name()):
-            return restriction_of(self._play, self._chat, self._config.parser)
+        turn = self.episode, self._index_in_episode
+        if self._allowed is None or self._allowed[0] != turn:
+            with environment_code(self._task, self._turn_name()):
+                allowed = restriction_of(self._play, self._chat, self._config.parser)
+            self._allowed = turn, allowed
+        return self._allowed[1]
 
     def _wants_kv_refreshed(self) -> bool:
         """Return whether the engine shall recompute keys and values that older weights computed."""

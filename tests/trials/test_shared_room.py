@@ -61,3 +61,69 @@ def test_an_episode_is_cut_before_a_strategy_leaves_no_room_for_its_action(
         config = config_file.load(config_file.find(None), settings)
         for trial in InProcessRun(config, prepare(config, tmp_path)).play_batch()[0].trials:
             assert trial.num_cut_episodes == 1
+
+
+LONG_END = (
+    ENDLESS.replace("max_turns = 1000", "max_turns = 4")
+    .replace("return {observation}, 1.0, False", "return self.said(), 1.0, self.left == 0")
+    .replace(
+        '        return "more"',
+        '''        self.left = 4
+        return "more"
+
+    def said(self):
+        self.left -= 1
+        return "more " * 120 if self.left == 0 else "more"''',
+    )
+)
+
+
+@pytest.mark.parametrize("memory", ["history", "reflection", "history_and_reflection", "none"])
+@pytest.mark.parametrize("max_tokens", [150, 200, 300, 400, 2000])
+def test_a_last_observation_without_room_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, max_tokens: int
+) -> None:
+    (tmp_path / "endless.py").write_text(LONG_END)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "endless", raising=False)
+    settings = [
+        *("environment.name=endless:Endless", "warm_start=none", f"trial.memory={memory}"),
+        *("admission.groups_per_step=1", "admission.trials_per_group=2"),
+        *("transcript.max_reflection_tokens=8", f"engine.max_tokens={max_tokens}"),
+    ]
+    config = config_file.load(config_file.find(None), settings)
+    for trial in InProcessRun(config, prepare(config, tmp_path)).play_batch()[0].trials:
+        assert trial.num_played() == 3
+        assert max_tokens < 400 or trial.episode_rewards() == [4.0] * 3
+        assert max(turn.stop for turn in trial.turns) <= max_tokens
+
+
+LONGER = (
+    ENDLESS.replace("legal_actions = ", "ACTIONS = ")
+    .replace(
+        "max_turns = 1000",
+        """max_turns = 1000
+
+    @property
+    def legal_actions(self):
+        return ("go " * 60 + "go", "more") if self.turn > 2 else ("go", "more")""",
+    )
+    .replace('return "more"', 'self.turn = 0; return "more"')
+    .replace("return {observation}, 1.0, False", 'self.turn += 1; return "more", 1.0, False')
+)
+
+
+def test_an_episode_is_cut_before_an_action_that_later_turns_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless.py").write_text(LONGER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "endless", raising=False)
+    settings = [
+        *("environment.name=endless:Endless", "warm_start=none", "trial.episodes=1"),
+        *("admission.groups_per_step=1", "admission.trials_per_group=2", "engine.max_tokens=200"),
+    ]
+    config = config_file.load(config_file.find(None), settings)
+    for trial in InProcessRun(config, prepare(config, tmp_path)).play_batch()[0].trials:
+        assert trial.num_cut_episodes == 1
+        assert max(turn.stop for turn in trial.turns) <= 200
