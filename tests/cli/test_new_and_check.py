@@ -424,6 +424,22 @@ def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
     assert re.search(r"none of \d+ episodes of random play ended by itself: each was tr", said)
 
 
+def test_a_class_may_use_all_of_stdout_and_prints_no_line_between_others(
+    vault: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = RARE.replace("SOMETIMES", "pass").replace("import time", "import sys")
+    begun = 'sys.stdout.buffer.flush(); sys.stdout.writelines(["x\\n"]); return "go"'
+    (vault / "rare.py").write_text(text.replace('return "go"', begun))
+    assert main(["check", "rare:Rare"]) == 0
+    checked = capfd.readouterr().out
+    # The directory of the run, which cannot be written, comes after the rehearsal.
+    train = ["train", "--set", "environment.name=rare:Rare", "--run-dir", "/dev/null/run"]
+    assert main(train) == EXIT_USAGE
+    for said in (checked, capfd.readouterr().out):
+        assert re.search(r"the class printed [\d,]+ lines, the first: 'x'$", said, re.MULTILINE)
+        assert "\nx\n" not in said
+
+
 def test_a_class_that_waits_is_checked_in_the_time_that_there_is(
     vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,6 +61,7 @@ from mage_services.processes.supervised_process import (
     SupervisedProcess,
 )
 from mage_services.processes.supervisor import RecordedView, Supervisor, until_signalled
+from mage_services.terminal import CountedOutput
 from mage_services.terminal.view import View, make_view
 from mage_services.tracking.tracker_worker import tracked, trackers_of
 from mage_services.transport.access_control import actor_keys, keys_in, learner_keys, make_keys
@@ -79,6 +80,7 @@ def start_run(
     cluster: str,
     say: Callable[[str], None],
     runner: Runner = asyncio.run,
+    printed: CountedOutput | None = None,
     **more: Any,
 ) -> tuple[RunDirectory, int]:
     """Check the configuration, write the run directory, and train to the end.
@@ -90,6 +92,8 @@ def start_run(
         cluster: Address of a Ray cluster; "" for this machine.
         say: Called with each line for a person, until the run's own view begins.
         runner: Runs what is played before the run begins, and may cancel it.
+        printed: Stands in for stdout while a class is called before the run; None: what the class
+            prints is shown.
         more: Further arguments of `run_to_end`.
 
     Returns:
@@ -143,8 +147,13 @@ def start_run(
     # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
         say(f"{num_actors} actors: each computes, and this process may use {cores} cores")
-    rehearse_all(config, say, runner)
-    check_context_length(config)
+    try:
+        with nullcontext() if printed is None else redirect_stdout(printed):
+            rehearse_all(config, say, runner)
+            check_context_length(config)
+    finally:
+        if printed is not None and printed.num_lines:
+            say(f"rehearsal: {printed.sentence()}")
     # A class that was just played may have changed the folder, from which processes import it.
     os.chdir(folder)
     if not is_resumed:  # a resumed run keeps the policy that it began with

@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import io
 import itertools
 import json
 import random
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mage_async.errors import ConfigError, EnvironmentFault, MageError, TrialFault
 from mage_services.cli.options import add_config, add_set
+from mage_services.terminal import CountedOutput
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
@@ -102,7 +102,7 @@ def run(given: argparse.Namespace) -> int:
 
     wanted, config = _configs(given)
     check_keys(config)
-    printed, say = _Printed(), partial(print, file=sys.stdout)
+    printed, say = CountedOutput(sys.stdout), partial(print, file=sys.stdout, flush=True)
     with redirect_stdout(printed):
         rehearse_all(config, say)
     check_context_length(config)
@@ -119,26 +119,13 @@ def run(given: argparse.Namespace) -> int:
         _print_heldout(play, config, part)
         play.check_words()
     if printed.num_lines:
-        print(f"the class printed {printed.num_lines:,} lines, the first: {printed.first!r:.80}")
+        print(printed.sentence())
     if play.faults:
         raise ConfigError(f"not ready: {play.faults[0]}")
     # What a run lacks is said last, so that an environment can be looked at without a model.
     check_start(wanted)
     print("ready: `mage train` with these keys can start")
     return 0
-
-
-class _Printed(io.TextIOBase):
-    """Stand in for stdout while a class is called; count the lines, and keep the first one."""
-
-    num_lines, first = 0, ""
-
-    def write(self, text: str) -> int:
-        """Count the lines of a text."""
-        if not self.num_lines:
-            self.first = f"{self.first}{text}"[:1000].partition("\n")[0]
-        self.num_lines += text.count("\n")
-        return len(text)
 
 
 class _OutOfTime(MageError):
@@ -149,7 +136,7 @@ class _OutOfTime(MageError):
 class _Play:
     """Play trials of a check within its time, and note what an actor would meet as a fault."""
 
-    printed: _Printed
+    printed: CountedOutput
     ends_at: float
     """When all play ends, by the machine's monotonic clock."""
     faults: list[str] = field(default_factory=list)

@@ -83,7 +83,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.results.run_files import read_document
     from mage_services.api.start_to_report import start_run
     from mage_services.processes.child_process import die_with_parent
-    from mage_services.terminal import lasting_output
+    from mage_services.terminal import CountedOutput, lasting_output
 
     die_with_parent()  # a sweep, or an ablation
     config = _config(given)
@@ -102,7 +102,8 @@ def run(given: argparse.Namespace) -> int:
             actors=actors,
             is_resumed=given.resume,
             cluster=given.cluster,
-            say=partial(print, flush=True),
+            say=partial(print, file=sys.stdout, flush=True),
+            printed=CountedOutput(sys.stdout),
         )
     return code
 

@@ -3,7 +3,7 @@
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
 from typing import Any, TextIO
@@ -81,6 +81,38 @@ class LastingOutput:
                 self._on_failure(self.failure)
             if isinstance(error, BrokenPipeError):
                 _discard(self._stream)
+
+
+class CountedOutput:
+    """Stand in for stdout while a user's class is called: count the lines that it prints, and keep
+    the first one.
+
+    Args:
+        stream: Has all else that a class may use, such as `buffer` and `fileno`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self.num_lines, self.first = stream, 0, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Count the lines of a text."""
+        if not self.num_lines:
+            self.first = f"{self.first}{text}"[:1000].partition("\n")[0]
+        self.num_lines += text.count("\n")
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Count the lines of some texts."""
+        self.write("".join(lines))
+
+    def sentence(self) -> str:
+        """Return how many lines were printed, in words; "" for none."""
+        if not self.num_lines:
+            return ""
+        return f"the class printed {self.num_lines:,} lines, the first: {self.first!r:.80}"
 
 
 def _say_on_stderr(failure: str) -> None:
