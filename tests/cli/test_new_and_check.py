@@ -440,6 +440,21 @@ def test_a_class_may_use_all_of_stdout_and_prints_no_line_between_others(
         assert "\nx\n" not in said
 
 
+def test_processes_that_a_class_leaves_running_end_with_the_command(vault: Path) -> None:
+    text = RARE.replace("SOMETIMES", "pass").replace("import time", "import subprocess")
+    begun = """if self.task == 0:
+            subprocess.Popen(["sleep", "1000"])
+        return "go\""""
+    (vault / "rare.py").write_text(text.replace('return "go"', begun))
+    for command in (["check", "rare:Rare"], ["--set", "environment.name=rare:Rare"]):
+        command = [sys.executable, "-m", "mage_async.launch", *command]
+        if "check" not in command:
+            command += ["--run-dir", "/dev/null/run"]
+        # A process that stays would hold the pipe.
+        done = subprocess.run(command, cwd=vault, capture_output=True, text=True, timeout=100)
+        assert "processes were left running, which are killed: sleep (" in done.stderr
+
+
 def test_a_class_that_waits_is_checked_in_the_time_that_there_is(
     vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

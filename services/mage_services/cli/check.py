@@ -90,6 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    """Check an environment, and end the processes that it leaves running; see `_check`."""
+    from mage_services.processes.child_process import ending_descendants
+
+    with ending_descendants():
+        return _check(given)
+
+
+def _check(given: argparse.Namespace) -> int:
     """Print the rehearsal, the declarations, the first turns and the returns of random play.
 
     Raises:

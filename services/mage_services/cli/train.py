@@ -82,7 +82,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.results.run_directory import RunDirectory
     from mage_async.results.run_files import read_document
     from mage_services.api.start_to_report import start_run
-    from mage_services.processes.child_process import die_with_parent
+    from mage_services.processes.child_process import die_with_parent, ending_descendants
     from mage_services.terminal import CountedOutput, lasting_output
 
     die_with_parent()  # a sweep, or an ablation
@@ -95,7 +95,7 @@ def run(given: argparse.Namespace) -> int:
     actors = given.actors
     if given.origin and actors is None:  # as many as that run
         actors = read_document(RunDirectory(given.origin).launch).get("actors")
-    with lasting_output():
+    with lasting_output(), ending_descendants():
         _, code = start_run(
             config,
             run_dir=given.run_dir,

@@ -22,7 +22,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -44,6 +45,8 @@ quotes whole completions.
 """
 WAIT_NOTICE_S = 10.0
 """Seconds of waiting for a child after which a notice is printed, and between two notices."""
+LEAVE_S = 0.5
+"""Seconds that processes have to end by themselves before they are killed."""
 SHOW_STACKS = signal.SIGUSR1
 """Signal at which a process of a run prints the stacks of its threads into its log."""
 LOG_BYTES = 1 << 20
@@ -526,6 +529,54 @@ def members(group: int) -> list[str]:
             state, _, its_group, *_ = fields.split()
             if int(its_group) == group and state not in "ZX":  # zombie, dead
                 found.append(f"{name} ({pid})")
+    return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the ids of the children of a process, of their children, and so on (Linux)."""
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended since
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+@contextmanager
+def ending_descendants() -> Iterator[None]:
+    """At the end of the block, kill the processes that were started in it and still run, and print
+    which: they would hold this process's stdout, for whose end the reader of a pipe waits.
+    """
+    before = {*descendants(os.getpid())}
+    try:
+        yield
+    finally:
+        if left := _left_since(before):
+            time.sleep(LEAVE_S)  # some may be about to end
+            left = _left_since(before)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if left:
+            names = ", ".join(f"{name} ({pid})" for pid, name in left.items())
+            print(
+                f"processes were left running, which are killed: {names}. If the environment "
+                "started them, end them in its `close()`",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _left_since(before: Container[int]) -> dict[int, str]:
+    """Return the names of the descendants of this process that were not there before, by id,
+    without those that have ended, and those of Python, which end with this process.
+    """
+    found = dict[int, str]()
+    for pid in descendants(os.getpid()):
+        with suppress(OSError, IndexError):  # it has ended since
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            # A zombie has no command.
+            if pid not in before and words[0] and "multiprocessing." not in " ".join(words):
+                found[pid] = Path(words[0]).name
     return found
 
 
