@@ -10,6 +10,7 @@ random source from the play itself (`WholePlay`).
 """
 
 import math
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -231,6 +232,7 @@ class Call:
             "coroutine that does not wait; set warm_start.steps = 0",
             kind=WAITS,
         )
+        made_now[threading.get_ident()] = self
         try:
             value = self.function()
             if not self.is_async:
@@ -248,7 +250,16 @@ class Call:
             if self.is_async and error_text(error) == "no running event loop":
                 raise waits from None
             raise self.fault(error) from error
+        finally:
+            del made_now[threading.get_ident()]
         raise waits
+
+    def overdue(self, deadline_s: float) -> CallFault:
+        """Return the fault that the call took longer than the deadline."""
+        return CallFault(
+            f"{self.place} took longer than environment.step_deadline_s = {deadline_s:g}",
+            f"{self.name}() took too long",
+        )
 
     def fault(self, error: BaseException) -> CallFault:
         """Return the fault for an exception of the function."""
@@ -268,6 +279,12 @@ class Call:
             sentence += f"; {circumstance}"
         fault = NoRoom if says_no_room(error) else CallFault
         return fault(in_utf8(sentence), f"{self.name}() {raised}", in_utf8(mistake))
+
+
+made_now: dict[int, Call] = {}
+"""Calls that `Call.now` is making, by the thread that makes them. Another thread may look whether
+one of them hangs.
+"""
 
 
 class SlowPlay(Play):

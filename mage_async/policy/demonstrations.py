@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,18 @@ _MESSAGE_KEYS = ("role", "content")
 InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
 """Yields each trial of an iterator and the seconds that it took, until one takes longer than the
 given seconds."""
+Watch = Callable[[Callable[[], list[Trial]]], list[Trial]]
+"""Calls a function that plays trials; raises a `CallFault` if a call of the environment hangs."""
 
 
 def untimed(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
     """Yield trials however long they take, each with 0 seconds."""
     return ((trial, 0.0) for trial in trials)
+
+
+def unwatched(play: Callable[[], list[Trial]]) -> list[Trial]:
+    """Call a function that plays trials, however long it takes."""
+    return play()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +107,11 @@ class Example:
 
 
 def examples_to_clone(
-    config: Config, warm: WarmStart, directory: Path, in_time: InTime
+    config: Config,
+    warm: WarmStart,
+    directory: Path,
+    in_time: InTime,
+    watch: Watch = unwatched,
 ) -> tuple[list[Example], str, Rule | None]:
     """Return the examples to clone, which are rows of a data set, or trials on training tasks; the
     origin of the policy in a few words; and the rule that played them, if win-stay, lose-shift did.
@@ -123,7 +135,7 @@ def examples_to_clone(
     if isinstance(warm, FromBest):
         trials = best_trials(config, warm, directory, chat)
     else:
-        trials = _demonstrations(config, warm, chat)
+        trials = watch(partial(_demonstrations, config, warm, chat))
     return examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0), origin, None
 
 

@@ -38,8 +38,10 @@ from mage_async.policy.demonstrations import (
     WIN_STAY_RULE,
     Example,
     InTime,
+    Watch,
     examples_to_clone,
     untimed,
+    unwatched,
 )
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
@@ -62,12 +64,16 @@ def prepare_policy(
     directory: Path,
     report: Callable[[Progress], None],
     in_time: InTime = untimed,
+    watch: Watch = unwatched,
 ) -> str:
     """Write the model directory of version 0 as `directory`; return its origin in a few words.
 
     Args:
         report: Function that is called after each step of a warm start.
-        in_time: Function that ends the play of a class that hangs; the default waits for ever.
+        in_time: Function that ends the play of win-stay, lose-shift if the class hangs; the default
+            waits for ever.
+        watch: Function that ends the play of a script, or at random, with a fault if the class
+            hangs; the default waits for ever.
     """
     # A process may be killed while it writes: the directory gets its name only when it is whole.
     working = directory.with_name(f".{directory.name}.part")
@@ -75,13 +81,17 @@ def prepare_policy(
     if working.is_symlink():
         working.unlink()
     shutil.rmtree(working, ignore_errors=True)
-    origin = _write(with_warm_start(config), working, report, in_time)
+    origin = _write(with_warm_start(config), working, report, in_time, watch)
     os.replace(working, directory)
     return origin
 
 
 def _write(
-    config: Config, directory: Path, report: Callable[[Progress], None], in_time: InTime
+    config: Config,
+    directory: Path,
+    report: Callable[[Progress], None],
+    in_time: InTime,
+    watch: Watch,
 ) -> str:
     """Write the files of version 0 into a directory, one after another; return their origin."""
     policy, warm = config.policy, config.warm_start
@@ -106,7 +116,7 @@ def _write(
         source = source_directory(policy.source)
     if warm is None:
         return "built here"
-    examples, origin, rule = examples_to_clone(config, warm, source, in_time)
+    examples, origin, rule = examples_to_clone(config, warm, source, in_time, watch)
     if not examples:
         if source != directory:  # a tiny model was built in `directory` itself
             directory.symlink_to(source, target_is_directory=True)

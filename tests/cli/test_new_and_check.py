@@ -424,6 +424,18 @@ def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
     assert re.search(r"none of \d+ episodes of random play ended by itself: each was tr", said)
 
 
+def test_a_call_that_hangs_in_one_trial_of_many_ends_the_check_with_its_name(
+    vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "TOTAL_S", 2.0)
+    (vault / "rare.py").write_text(RARE.replace("SOMETIMES", "time.sleep(1000)"))
+    assert main(["check", "rare:Rare", "--set", "environment.step_deadline_s=1"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert re.search(
+        r"not ready: rare, task \d+, .* turn 1: step\('\w+'\) took longer than env", error
+    )
+
+
 def test_a_class_may_use_all_of_stdout_and_prints_no_line_between_others(
     vault: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
 from mage_services.api.configuration import training_changes
 from mage_services.engines.sglang.arguments import installed
+from mage_services.environments.call_runner import unless_a_call_hangs
 from mage_services.processes.cores_and_memory import num_cores
 from mage_services.processes.process import Runner, first_failure
 from mage_services.processes.run_lock import take_lock
@@ -150,7 +152,8 @@ def start_run(
     try:
         with nullcontext() if printed is None else redirect_stdout(printed):
             rehearse_all(config, say, runner)
-            check_context_length(config)
+            check_length = partial(check_context_length, config)
+            unless_a_call_hangs(check_length, config.environment.step_deadline_s, say)
     finally:
         if printed is not None and printed.num_lines:
             say(f"rehearsal: {printed.sentence()}")

@@ -107,14 +107,16 @@ def _check(given: argparse.Namespace) -> int:
     from mage_async.environments.agent import AgentTasks
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.api.start_to_report import check_start
+    from mage_services.environments.call_runner import unless_a_call_hangs
 
     wanted, config = _configs(given)
     check_keys(config)
     printed, say = CountedOutput(sys.stdout), partial(print, file=sys.stdout, flush=True)
+    deadline_s = config.environment.step_deadline_s
     with redirect_stdout(printed):
         rehearse_all(config, say)
-    check_context_length(config)
-    play = _Play(printed, time.monotonic() + TOTAL_S)
+        unless_a_call_hangs(partial(check_context_length, config), deadline_s, say)
+    play = _Play(printed, say, deadline_s, time.monotonic() + TOTAL_S)
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
             print(f"{name} is a program, which only a run can play: `{_first_step(given)}`")
@@ -145,6 +147,10 @@ class _Play:
     """Play trials of a check within its time, and note what an actor would meet as a fault."""
 
     printed: CountedOutput
+    say: Callable[[str], None]
+    """Takes a line about a call that has not returned."""
+    deadline_s: float
+    """Seconds after which a call of the class hangs."""
     ends_at: float
     """When all play ends, by the machine's monotonic clock."""
     faults: list[str] = field(default_factory=list)
@@ -178,10 +184,11 @@ class _Play:
     def attempt(self, label: str, function: Callable[[], Any]) -> Any:
         """Return what a function that plays returns; if it fails, print why, and return None."""
         from mage_async.environments.user_calls import WAITS
+        from mage_services.environments.call_runner import unless_a_call_hangs
 
         try:
             with redirect_stdout(self.printed):
-                return function()
+                return unless_a_call_hangs(function, self.deadline_s, self.say)
         except (EnvironmentFault, ConfigError, _OutOfTime) as fault:
             print(f"{label}: {fault}")
             if isinstance(fault, EnvironmentFault) and fault.kind != WAITS:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from mage_async.results.run_directory import checkpoints
 from mage_async.results.run_files import write_whole
 from mage_async.tasks.league import League
 from mage_async.trajectory import Group
+from mage_services.environments.call_runner import unless_a_call_hangs
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.gang import Gang
@@ -89,8 +91,8 @@ def prepare(
 
     Args:
         report: called with the progress of a warm start.
-        note: called with sentences about steps that are trained again, and about groups that are
-            dropped.
+        note: called with sentences about a call of the environment that does not return, steps that
+            are trained again, and groups that are dropped.
         ledger: a new ledger, which is filled from the journal; so are `league` and `methods`.
         gang: the other ranks of the learner.
 
@@ -106,7 +108,9 @@ def prepare(
     # No step is trained yet, so a learner that is started again would lack the memory too.
     with limited_memory(what, config, run, is_first=True):
         if is_new:
-            origin = prepare_policy(config, run.policy, report, in_time)
+            deadline_s = config.environment.step_deadline_s
+            watch = partial(unless_a_call_hangs, deadline_s=deadline_s, say=note)
+            origin = prepare_policy(config, run.policy, report, in_time, watch)
         training = Training.of(run, config, newest, gang.begin(config, newest))
     if newest:
         origin = f"from checkpoint {newest.name}"
