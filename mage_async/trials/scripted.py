@@ -5,6 +5,7 @@ known returns of scripts, and for a lower bound on the context that a trial need
 import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, cast, runtime_checkable
 
@@ -14,7 +15,7 @@ from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Play, Script, Split
 from mage_async.environments.games.game import TrialScript
 from mage_async.environments.mix import Mix, component_of
-from mage_async.errors import ConfigError
+from mage_async.errors import CallFault, ConfigError
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Guidance, Kind, Task, Trial, Turn
 from mage_async.trials.action_parser import NAMES, ActionParser
@@ -173,13 +174,20 @@ def scripted_trial(
     # Guidance only replaces actions: the script itself reads the turns and states facts for notes.
     if guidance is not None:
         script = GuidedScript(script, dict(guidance.decisions))
-    make_calls(run)  # calls the environment's methods, here and after each answer
-    while (prompt := run.next_prompt()) is not None:
-        run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, notes)))
-        make_calls(run)
-        if reader is not None:
-            reader.read(run.turns, run.episode)
-    return run.trial()
+    try:
+        make_calls(run)  # calls the environment's methods, here and after each answer
+        while (prompt := run.next_prompt()) is not None:
+            answer = _answer(run, prompt, script, words, chat, config.parser, notes)
+            run.receive(_completion(answer))
+            make_calls(run)
+            if reader is not None:
+                reader.read(run.turns, run.episode)
+        return run.trial()
+    finally:
+        # After a whole trial nothing is left to close.
+        for call in run.abandon():
+            with suppress(CallFault):
+                call.now()
 
 
 def word_tokens(environment: Environment, chat: ChatFormat) -> frozenset[int]:

@@ -11,6 +11,7 @@ import pytest
 
 import mage_async as mage
 from mage_async.assembly import environment_of, trial_config_of
+from mage_async.errors import CallFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy import demonstrations
 from mage_async.policy.demonstrations import TRIED_WEIGHT, WIN_STAY_RULE, win_stay_examples
@@ -96,6 +97,25 @@ class Raises(Arms):
 
     def step(self, action):
         raise OSError("the server is down")
+
+
+class Failing(Arms):
+    """Lose the connection at the third pull of the second episode."""
+
+    open, pulls = 0, 0
+
+    def reset(self, seed, task):
+        Failing.open += 1
+        return super().reset(seed, task)
+
+    def step(self, action):
+        Failing.pulls += 1
+        if Failing.pulls == 7:
+            raise ConnectionError
+        return super().step(action)
+
+    def close(self):
+        Failing.open -= 1
 
 
 def configured(kind, **keys):
@@ -220,6 +240,12 @@ def test_play_that_was_late_ends_with_its_trial():
     for thread in set(threading.enumerate()) - before:
         thread.join()
     assert played == [0, 1]
+
+
+def test_a_scripted_trial_that_fails_closes_its_object(chat):
+    with pytest.raises(CallFault, match="raised ConnectionError"):
+        next(player(Failing, chat)(random_play))
+    assert Failing.open == 0
 
 
 @pytest.mark.slow
