@@ -1,6 +1,9 @@
 """A player that repeats what paid: which rule it finds in which task, and what a model clones."""
 
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 from itertools import pairwise
@@ -246,6 +249,29 @@ def test_a_scripted_trial_that_fails_closes_its_object(chat):
     with pytest.raises(CallFault, match="raised ConnectionError"):
         next(player(Failing, chat)(random_play))
     assert Failing.open == 0
+
+
+def test_a_stop_of_the_process_makes_no_play_late():
+    code = """
+import time
+from mage_services.processes.process import in_time
+def trials():
+    for number in range(3):
+        if number == 1:
+            print("stop", flush=True)
+        end = time.process_time() + 0.3  # a stopped process does not compute
+        while time.process_time() < end:
+            pass
+        yield number
+print([number for number, _ in in_time(trials(), 2.0)])
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as played:
+        assert played.stdout.readline() == "stop\n"
+        played.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        played.send_signal(signal.SIGCONT)
+        assert played.stdout.read() == "[0, 1, 2]\n"
 
 
 @pytest.mark.slow

@@ -70,6 +70,8 @@ RETRY_S = 2.0
 """Seconds between two attempts to write on a full disk."""
 THREADS_END_S = 1.0
 """Seconds that the threads of a process have to end after it has done its work."""
+NUM_WAITS = 10
+"""Number of waits into which `in_time` divides the time of an item."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -476,6 +478,7 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
 
     The iterator runs in a daemon thread, because it may play a user's class that hangs. After a
     late item the thread ends as soon as it has that item; if it hangs, it ends with the process.
+    Time in which this process is stopped does not make an item late.
     """
     found, is_abandoned = SimpleQueue[tuple[T, float] | Exception | None](), threading.Event()
 
@@ -494,9 +497,12 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
     threading.Thread(target=run, daemon=True, name="scripted play").start()
     try:
         while True:
-            try:
-                item = found.get(timeout=seconds)
-            except Empty:
+            for _ in range(NUM_WAITS):
+                # A stop of the process takes one of the waits, however long it is.
+                with suppress(Empty):
+                    item = found.get(timeout=seconds / NUM_WAITS)
+                    break
+            else:
                 return
             if isinstance(item, Exception):
                 raise item
