@@ -48,6 +48,9 @@ class TaskStream:
         self._streams = {part.label: TaskStream(part.environment, seed) for part in self._parts}
         self._members = environment.members("train")
         self._seats = environment.seats()
+        self._deck: tuple[int, list[str]] = -1, []
+        """Number of the deck that was shuffled last, and its order: one of a million tasks takes
+        half a second to shuffle."""
 
     def task(self, number: int, version: int = 0) -> Task:
         """Return the task of the `number`-th group, from 0, which is granted at a policy version;
@@ -56,10 +59,13 @@ class TaskStream:
         if self._parts:
             return self._from_mix(number, version)
         deck, place = divmod(number, len(self._members))
-        order = list(self._members)
-        random.Random(f"{self._seed}/deck/{deck}").shuffle(order)
+        if deck != self._deck[0]:
+            self._deck = deck, list(self._members)
+            random.Random(f"{self._seed}/deck/{deck}").shuffle(self._deck[1])
         source = random.Random(f"{self._seed}/task/{number}")
-        return Task(self._name, order[place], source.getrandbits(40), source.choice(self._seats))
+        return Task(
+            self._name, self._deck[1][place], source.getrandbits(40), source.choice(self._seats)
+        )
 
     def _from_mix(self, number: int, version: int) -> Task:
         """Return the task of group `number` in a mix of environments: that of the component whose

@@ -1,12 +1,13 @@
 """The fixed sets of tasks that an evaluation plays."""
 
+import random
 from collections import Counter, defaultdict
 
 import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Split
-from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks
+from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, TaskStream, evaluation_tasks
 
 # 252 members for training and 84 held-out ones.
 TICTACTOE = catalogue.load("tictactoe", opponents="careless", view="news")
@@ -49,3 +50,17 @@ def test_the_final_set_shares_no_member_with_the_curve_if_there_are_enough(split
     assert not sets[0] & sets[1]
     every = evaluation_tasks(TICTACTOE, split, 2 * size, FINAL_SEED)
     assert {task.member for task in every} == set(TICTACTOE.members(split))
+
+
+def test_tasks_of_a_deck_are_drawn_without_shuffling_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shuffled, shuffle = [], random.Random.shuffle
+    monkeypatch.setattr(
+        random.Random, "shuffle", lambda source, deck: (shuffled.append(1), shuffle(source, deck))
+    )
+    stream = TaskStream(TICTACTOE, 0)
+    first = [stream.task(number) for number in range(252 * 2)]
+    assert len(shuffled) == 2
+    assert len({task.member for task in first[252:]}) == 252
+    assert stream.task(3) == first[3]
