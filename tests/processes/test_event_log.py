@@ -130,3 +130,10 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_space_again(tmp_
     written = [(line["process"], line["event"]) for line in read_lines(run.events)]
     assert written == [(process, event["event"]) for process, event in EVENTS]
     assert json.loads(run.times.read_text())["trials"] == {"granted": 1}
+
+
+def test_times_are_written_on_after_the_clock_was_set_back(tmp_path):
+    event = {key: value for key, value in step(1)[1].items() if key != "metrics"}
+    events = [("learner", event | {"event": "waiting", "trials": {"n": n}}) for n in range(3)]
+    run, _ = recorded(tmp_path, *events, times=[9000, 100, 102])
+    assert json.loads(run.times.read_text())["trials"] == {"n": 2}

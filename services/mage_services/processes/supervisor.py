@@ -457,7 +457,8 @@ class RecordedView:
         if self._waiting:
             self._try(self._write_events, self._run.events)
         # The summary of a run that is stopped has the counts after its last step.
-        is_due = event["event"] == "step" or whose["at"] - self._times_at >= TIMES_S
+        # The clock of the machine may be set back.
+        is_due = event["event"] == "step" or abs(whose["at"] - self._times_at) >= TIMES_S
         if "blocked_s" in event and is_due:
             self._times_at = whose["at"]
             self._try(partial(self._write_times, event), self._run.times)
