@@ -424,6 +424,22 @@ status.send("started", pid=grandchild.pid)
     run(main)
 
 
+def test_a_forked_child_in_a_session_of_its_own_does_not_delay_the_end(run: Run) -> None:
+    async def main(site: Site) -> None:
+        body = """
+if (pid := os.fork()) == 0:
+    os.setsid()
+    time.sleep(3600)
+status.send("forked", pid=pid)
+"""
+        child = await site.start(body)
+        heard, code = await life(child, silence_s=PATIENCE_S)
+        os.kill(heard[-1]["pid"], signal.SIGKILL)
+        assert (code, child.was_silent) == (0, False)
+
+    run(main)
+
+
 def test_a_child_lives_in_a_process_group_of_its_own(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("await asyncio.Event().wait()")

@@ -184,6 +184,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                 async with asyncio.timeout(timeout_s):
                     event = await self.receive()
             except TimeoutError:
+                if self._ending.done():  # a child in a session of its own holds the channel open
+                    break
                 if loop.time() - began > timeout_s + STALL_S:
                     continue  # the supervisor was stopped, and has not read what came meanwhile
                 # The system forgets the figure of a process that has ended: the difference may be
