@@ -6,7 +6,7 @@ take.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config, Embedded
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
-from mage_async.errors import CallFault, ConfigError
+from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
@@ -24,12 +24,13 @@ from mage_async.learning.trainer import trainer_of
 from mage_async.methods.method import overriding
 from mage_async.plan.forecast import Pace
 from mage_async.plan.update import Batch, made_up
+from mage_async.policy.demonstrations import LATE_S, InTime, scripted_play
 from mage_async.policy.load import check_trainable, load_frozen_policies
 from mage_async.policy.lora import load_trained
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress, begin_trial
-from mage_async.trials.scripted import random_play, random_task, scripted_trial
+from mage_async.trials.scripted import random_play, random_task
 
 NUM_TURNS = 2
 """Number of turns of each trial: one that reads the rules, and one of those that follow."""
@@ -76,6 +77,7 @@ def play_first_turns(
     now: Callable[[], float],
     settle: Callable[[Sequence[TrialInProgress]], None],
     report: Callable[[str], None],
+    in_time: InTime,
 ) -> FirstTurns | None:
     """Check that the policy can be trained, and play a group of trials for `NUM_TURNS` turns.
 
@@ -84,6 +86,7 @@ def play_first_turns(
         settle: Performs the calls that trials wait for, as an actor does, those of different
             trials at the same time; and passes the trials their results.
         report: Called with a line of text for the user once the turns are played.
+        in_time: Function that ends random play that takes long.
 
     Returns:
         What the turns showed; None if the engine is not the embedded one, or a program plays.
@@ -122,7 +125,7 @@ def play_first_turns(
         lengths.append(_play_turn(runs, engine, settle))
         times.append(now())
     opening_s, turn_s = times[1] - times[0], times[2] - times[1]
-    turns, scripted_s = _random_play(config, environment, chat, now)
+    turns, scripted_s = _random_play(config, environment, chat, in_time)
     first, second = lengths
     # Every later turn is assumed to add as many tokens as the second one.
     tokens = min(round(first + (turns - 1) * max(0, second - first)), config.engine.max_tokens)
@@ -145,32 +148,28 @@ def play_first_turns(
 
 
 def _random_play(
-    config: Config, environment: Environment, chat: ChatFormat, now: Callable[[], float]
+    config: Config, environment: Environment, chat: ChatFormat, in_time: InTime
 ) -> tuple[float, float]:
     """Return the mean number of turns of a trial of random play, and its mean duration in seconds.
 
-    If the environment declares no actions, or its calls may wait, no trial is played, and the
-    largest number of turns is returned.
+    If the environment declares no actions, its calls may wait, or a trial takes more than `LATE_S`,
+    no trial is counted, and the largest number of turns is returned.
     """
-    trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
-    trial_config = replace(trial_config, max_tokens=0)  # measure whole trials: nothing is cut
-    source, began = random.Random(config.seed), now()
+    source = random.Random(config.seed)
+    tasks = (random_task(environment, "train", source) for _ in range(NUM_RANDOM_TRIALS))
+    episodes = config.trial.episodes
+    play = scripted_play(config, environment, chat, random_play, tasks, episodes)
+    lengths, spent = list[int](), 0.0
     try:
-        trials = [
-            scripted_trial(
-                environment,
-                random_task(environment, "train", source),
-                index,
-                trial_config,
-                chat,
-                player=random_play,
-            )
-            for index in range(NUM_RANDOM_TRIALS)
-        ]
-    except (CallFault, ConfigError):
+        for trial, seconds in in_time(play, LATE_S):
+            lengths.append(len(trial.turns))
+            if (spent := spent + seconds) > LATE_S:
+                break
+    except ConfigError:  # nothing says what an action may be
+        lengths.clear()
+    if not lengths:
         return float(config.trial.most_turns(environment.facts.max_turns)), 0.0
-    turns = sum(len(trial.turns) for trial in trials) / len(trials)
-    return turns, (now() - began) / len(trials)
+    return sum(lengths) / len(lengths), spent / len(lengths)
 
 
 def _with_training(

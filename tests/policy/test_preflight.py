@@ -19,6 +19,7 @@ from mage_async.inference.architecture import read_architecture
 from mage_async.inference.arithmetic import ARITHMETICS
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.weights import read_weights
+from mage_async.plan import first_turns
 from mage_async.plan.does_it_fit import (
     Size,
     check_files,
@@ -34,6 +35,8 @@ from mage_async.policy.load import build_tiny
 from mage_async.trials.duels import TrialInProgress, make_calls
 from mage_services.actor import preflight
 from mage_services.actor.preflight import run_preflight
+from mage_services.processes import child_process
+from mage_services.processes.process import in_time
 
 GB = 10**9
 
@@ -291,7 +294,12 @@ def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
             make_calls(trial)
 
     seen = play_first_turns(
-        pretrained(directory), directory, lambda: float(next(seconds)), settle, said.append
+        pretrained(directory),
+        directory,
+        lambda: float(next(seconds)),
+        settle,
+        said.append,
+        in_time,
     )
     assert {*settled} == {15}  # of all trials together, so that their calls overlap
     assert seen is not None
@@ -314,11 +322,15 @@ def test_deadlines_follow_what_a_turn_takes(directory: Path) -> None:
     ]
 
 
-def test_the_supervisor_looks_at_a_policy_through_a_process(directory: Path) -> None:
+def test_the_supervisor_looks_at_a_policy_through_a_process(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(child_process, "WAIT_NOTICE_S", 0.5)
     said: list[str] = []
     config = pretrained(directory)
     assert run_preflight(config, 1, said.append) == config
     assert any("of 30 actions were valid" in line for line in said)
+    assert "waiting for the check of the policy: " in capsys.readouterr().err
 
 
 def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
@@ -395,3 +407,36 @@ def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
     order = preflight.PreflightOrder(config_file.as_tables(config), 1, time.monotonic())
     found = preflight._preflight(order, print)
     assert "actions were valid; here is one" in found.sentence
+
+
+SLOW = '''
+import time
+
+class Slow:
+    """Say yes or no."""
+
+    legal_actions = ("yes", "no")
+
+    def reset(self, seed, task):
+        return "Well?"
+
+    def step(self, action):
+        time.sleep(0.1)
+        return "Well?", 0.0, False
+'''
+
+
+def test_random_play_of_a_slow_class_is_not_waited_for(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "slow_class.py").write_text(SLOW)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(first_turns, "LATE_S", 0.5)
+    config = pretrained(directory, "environment.name=slow_class:Slow")
+    order = preflight.PreflightOrder(config_file.as_tables(config), 1, time.monotonic())
+    found = preflight._preflight(order, print)
+    # Six trials would take a minute, each 96 turns of a tenth of a second.
+    assert found.pace is not None
+    assert (found.pace.trial_turns, found.pace.scripted_s) == (96.0, 0.0)

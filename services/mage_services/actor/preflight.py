@@ -40,9 +40,10 @@ from mage_services.processes.child_process import (
     end_in_words,
     last_line,
     module_command,
+    waiting_notice,
 )
 from mage_services.processes.cores_and_memory import memory_bytes, num_cores
-from mage_services.processes.process import Runner
+from mage_services.processes.process import Runner, in_time
 
 MODULE = "mage_services.actor.preflight"
 """This module, which the child process runs."""
@@ -195,9 +196,12 @@ async def _findings(
     child: BlockingChild[PreflightReport], say: Callable[[str], None]
 ) -> PreflightReport | None:
     """Return the last report of the child, None if the child ended without it; `say` the others."""
-    while (report := await child.channel.receive_async()) is not None and report.doing:
+    while True:
+        with waiting_notice("the check of the policy"):
+            report = await child.channel.receive_async()
+        if report is None or not report.doing:
+            return report
         say(f"policy: {report.doing}")
-    return report
 
 
 def _end_of_child(code: int, log: Path) -> str:
@@ -233,7 +237,7 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
         def make(trials: Sequence[TrialInProgress]) -> None:
             runner.run(make_all(trials))
 
-        turns = play_first_turns(config, directory, time.monotonic, make, report)
+        turns = play_first_turns(config, directory, time.monotonic, make, report, in_time)
         runner.run(workers.close())
     if turns is None:
         return PreflightReport(contexts=contexts)
