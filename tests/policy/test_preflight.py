@@ -412,13 +412,19 @@ def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
 SLOW = '''
 import time
 
+OPEN = []
+
 class Slow:
     """Say yes or no."""
 
     legal_actions = ("yes", "no")
 
     def reset(self, seed, task):
+        OPEN.append(self)
         return "Well?"
+
+    def close(self):
+        OPEN.remove(self)
 
     def step(self, action):
         time.sleep(0.1)
@@ -440,3 +446,5 @@ def test_random_play_of_a_slow_class_is_not_waited_for(
     # Six trials would take a minute, each 96 turns of a tenth of a second.
     assert found.pace is not None
     assert (found.pace.trial_turns, found.pace.scripted_s) == (96.0, 0.0)
+    # The thread of random play that was late holds one object.
+    assert len(sys.modules["slow_class"].OPEN) <= 1

@@ -38,6 +38,7 @@ from mage_services.processes.child_process import (
     BlockingChild,
     channel_to_parent,
     end_in_words,
+    ending_descendants,
     last_line,
     module_command,
     waiting_notice,
@@ -229,16 +230,24 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
     contexts = _check_files(config, directory, num_actors)
     importing_s = time.monotonic() - order.started_at
     with asyncio.Runner() as runner:
-        workers = CallRunner.of(config.environment)
+        workers, begun = CallRunner.of(config.environment), list[TrialInProgress]()
 
         async def make_all(trials: Sequence[TrialInProgress]) -> None:
             await asyncio.gather(*(make_calls(trial, workers) for trial in trials))
 
         def make(trials: Sequence[TrialInProgress]) -> None:
+            begun[:] = trials
             runner.run(make_all(trials))
 
-        turns = play_first_turns(config, directory, time.monotonic, make, report, in_time)
-        runner.run(workers.close())
+        async def end() -> None:
+            for trial in begun:
+                workers.close_in_background(trial.abandon())
+            await workers.close()
+
+        try:
+            turns = play_first_turns(config, directory, time.monotonic, make, report, in_time)
+        finally:
+            runner.run(end())
     if turns is None:
         return PreflightReport(contexts=contexts)
     pace = turns.pace
@@ -256,7 +265,8 @@ def main() -> None:
     if order is None:
         return
     try:
-        findings = _preflight(order, lambda done: parent.send(PreflightReport(doing=done)))
+        with ending_descendants():
+            findings = _preflight(order, lambda done: parent.send(PreflightReport(doing=done)))
     except MageError as error:
         findings = PreflightReport(failed=str(error))
     parent.send(findings)
