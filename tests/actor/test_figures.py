@@ -36,6 +36,11 @@ CONFIG = config_file.load(
     config_file.find(None), ["environment.name=sokoban", "engine.max_tokens=4096"]
 )
 Measured = tuple[dict[str, Score], Diversity, Harder]
+PLAYED: list[tuple[int, int]] = []
+
+
+def _note(played: int, of: int) -> None:
+    PLAYED.append((played, of))
 
 
 def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Measured:
@@ -49,9 +54,9 @@ def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Mea
         async with CallRunner() as workers:
             evaluator = Evaluator(CONFIG, chat, engine, workers, 2)
             sets = {"heldout": await evaluator.play("heldout", 8, 1)}
-            spread = await evaluator.diversity(24, 8)
+            spread = await evaluator.diversity(24, 8, _note)
             ladder = ladder_of(CONFIG, "boxes")
-            harder = await score_rungs(ladder, sets["heldout"], evaluator)
+            harder = await score_rungs(ladder, sets["heldout"], evaluator, _note)
         return sets, spread, harder
 
     return asyncio.run(main())
@@ -67,11 +72,14 @@ def test_a_policy_of_chance_is_diverse_and_a_fixed_one_is_not(tmp_path: Path) ->
 
 
 def test_harder_tasks_are_scored_beside_those_as_trained(tmp_path: Path) -> None:
+    PLAYED.clear()
     sets, spread, harder = measured(tmp_path, UniformWords)
     assert harder.ladder == "boxes"
     assert [rung.label for rung in harder.rungs] == ["as trained", "boxes 3", "boxes 4"]
     assert harder.rungs[0].score == sets["heldout"]
     assert [rung.score.num_trials for rung in harder.rungs] == [8, 8, 8]
+    # Each trial is reported: three tasks eight times, then two rungs.
+    assert [*((n, 24) for n in range(1, 25)), *((n, 16) for n in range(1, 17))] == PLAYED
 
     run = RunDirectory(tmp_path)
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ def at_intervals(seconds: float, report: Report) -> Report:
     return reported
 
 
+def counted(report: Report, of: int) -> Callable[[], None]:
+    """Return a function that is called after each trial, and counts them for `report`."""
+    numbers = count(1)
+    return lambda: report(next(numbers), of)
+
+
 def no_guidance(task: Task) -> None:
     """Return no guidance: the trial begins without text from a method."""
 
@@ -175,13 +182,8 @@ class Evaluator:
         Args:
             report: called after each trial.
         """
-        played, num_sets = 0, 5 if self._is_guided else 4
-
-        def on_end() -> None:
-            nonlocal played
-            played += 1
-            report(played, num_sets * num_trials)
-
+        num_sets = 5 if self._is_guided else 4
+        on_end = counted(report, num_sets * num_trials)
         play = partial(self.play, num_trials=num_trials, seed=FINAL_SEED, on_end=on_end)
         sets = {split: await play(split) for split in ("train", "heldout")}
         sets["heldout_blind"] = await play("heldout", blind=True)
@@ -214,13 +216,19 @@ class Evaluator:
         trials = await self._trials(stage, tasks, swap_split=swap_split, on_end=on_end)
         return score(trials, self.environment)
 
-    async def diversity(self, num_trials: int, repeats: int) -> Diversity:
+    async def diversity(
+        self, num_trials: int, repeats: int, report: Report = lambda played, of: None
+    ) -> Diversity:
         """Play held-out tasks `repeats` times each, about `num_trials` trials in all, and measure
         how different the trajectories of a task are. Cancellation abandons the trials.
+
+        Args:
+            report: called after each trial.
         """
         num_tasks = max(1, num_trials // repeats)
         tasks = evaluation_tasks(self.environment, "heldout", num_tasks, FINAL_SEED)
-        trials = await self._trials(self._stage, tasks, repeats)
+        on_end = counted(report, num_tasks * repeats)
+        trials = await self._trials(self._stage, tasks, repeats, on_end=on_end)
         return diversity(
             [trials[start : start + repeats] for start in range(0, len(trials), repeats)]
         )
@@ -436,16 +444,25 @@ def times_as_long(config: Config, ladder: Ladder | None) -> float:
     return max([own, *(environment_of(each).facts.max_turns for each in rungs)]) / own
 
 
-async def score_rungs(ladder: Ladder, heldout: Score, evaluator: Evaluator) -> Harder:
+async def score_rungs(
+    ladder: Ladder,
+    heldout: Score,
+    evaluator: Evaluator,
+    report: Report = lambda played, of: None,
+) -> Harder:
     """Play as many held-out tasks of each rung as of the run's own. Cancellation abandons them.
 
     Args:
         heldout: the score on the run's own tasks. A component of a mix is also played alone as
             trained, to compare with.
+        report: called after each trial.
     """
+    num_trials, num_sets = heldout.num_trials, len(ladder.rungs) + bool(ladder.part)
+    on_end = counted(report, num_sets * num_trials)
 
     async def score_of(config: Config) -> Score:
-        return await evaluator.on(config).play("heldout", heldout.num_trials, FINAL_SEED)
+        other = evaluator.on(config)
+        return await other.play("heldout", num_trials, FINAL_SEED, on_end=on_end)
 
     as_trained = await score_of(ladder.config) if ladder.part else heldout
     found = [Rung("as trained", {}, as_trained)]

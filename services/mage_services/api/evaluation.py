@@ -24,6 +24,7 @@ from mage_services.actor.evaluator import (
     Evaluator,
     GuidanceOf,
     Ladder,
+    Report,
     at_intervals,
     ladder_of,
     no_guidance,
@@ -188,18 +189,26 @@ async def _play(
     async with made as engine, CallRunner.of(config.environment) as workers:
         evaluator = Evaluator(config, chat, engine, workers, config.evaluation.episodes)
         evaluator.guidance = guidance
-        sets = await evaluator.final(num_trials, at_intervals(PRINT_S, _print_played))
+        final = _printed_of("the final sets and their controls")
+        sets = await evaluator.final(num_trials, final)
         if repeats:
-            more["diversity"] = await evaluator.diversity(num_trials, repeats)
+            tasks = _printed_of("the tasks that are played several times")
+            more["diversity"] = await evaluator.diversity(num_trials, repeats, tasks)
         if ladder is not None:
-            more["harder"] = await score_rungs(ladder, sets["heldout"], evaluator)
+            harder = _printed_of("the harder tasks")
+            more["harder"] = await score_rungs(ladder, sets["heldout"], evaluator, harder)
     return sets, msgspec.to_builtins(more)
 
 
-def _print_played(played: int, of: int) -> None:
-    """Print how far the final sets are, so that a long evaluation is not silent."""
-    text = f"played {played} of {of} trials of the final sets and their controls"
-    print(text, file=sys.stderr, flush=True)
+def _printed_of(what: str) -> Report:
+    """Return a function that prints now and then how many trials of some tasks are played, so that
+    a long evaluation is not silent.
+    """
+
+    def print_played(played: int, of: int) -> None:
+        print(f"played {played} of {of} trials of {what}", file=sys.stderr, flush=True)
+
+    return at_intervals(PRINT_S, print_played)
 
 
 def check_words(config: Config, policy: Path) -> None:
