@@ -293,7 +293,8 @@ def tiny_shape(shape: Tiny, tokenizer: Tokenizer) -> Qwen3Config:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.hidden_size // shape.heads,
         intermediate_size=shape.mlp_size,
-        max_position_embeddings=4096,
+        # No weight depends on it: the engine refuses longer contexts (`engine.max_tokens`).
+        max_position_embeddings=1 << 16,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=True,
         eos_token_id=end,

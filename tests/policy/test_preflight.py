@@ -374,6 +374,10 @@ def test_a_head_that_is_tied_and_declared_untied_is_refused(directory: Path) -> 
         run_preflight(pretrained(directory), 1, say=pytest.fail)
 
 
+def test_a_tiny_policy_plays_in_contexts_of_long_observations(directory: Path) -> None:
+    assert read_architecture(directory, max_tokens=40_000).max_positions == 2**16
+
+
 def test_a_tiny_policy_is_not_looked_at() -> None:
     config = config_file.load(config_file.find(None), [])
     assert run_preflight(config, 1, say=pytest.fail) is config
