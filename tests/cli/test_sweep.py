@@ -350,6 +350,18 @@ def test_a_run_that_goes_on_has_a_line_twice_a_minute(
     assert f"{place}: step 2 of 120" in capsys.readouterr().out
 
 
+def test_a_page_that_cannot_be_written_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = read_sweep(*OVER, "--run-dir", str(tmp_path))
+    runs = Runs()
+    runs(matrix)
+    monkeypatch.setattr(Matrix, "finished_runs", lambda matrix: runs.finished_runs(matrix))
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(RunError, match=f"cannot write {tmp_path}.*run the same command again"):
+        sweep_runs.write_files(matrix)
+
+
 def test_a_search_without_optuna_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,3 +67,11 @@ def test_a_long_command_goes_on_while_its_output_cannot_be_written(tmp_path: Pat
     # Without a buffer (PYTHONUNBUFFERED) the third line follows the beginning of the second.
     assert (first, third.endswith("third")) == ("first", True)
     assert last == "Lines may be missing above: File too large"
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "mage_async.launch", "config"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    said = "mage config: [Errno 28] No space left on device; make room\n"
+    assert (done.returncode, done.stderr) == (2, said)

@@ -23,6 +23,7 @@ from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.pages.charts import duration
 from mage_async.pages.sweep import render_matrix
+from mage_async.policy.full_disk import writing
 from mage_async.results.run_files import read_document
 from mage_async.results.sweep import (
     Cell,
@@ -90,12 +91,13 @@ def write_files(matrix: Matrix) -> list[FinishedRun]:
     if finished:
         num_cells, title, subject = len(matrix.configs), matrix.title, matrix.subject
         page = render_matrix(finished, num_cells=num_cells, title=title, subject=subject)
-        (matrix.root / "report.html").write_text(page, encoding="utf-8")
         rows = [each.row() for each in finished]
-        with (matrix.root / "runs.csv").open("w", newline="", encoding="utf-8") as out:
-            table = csv.DictWriter(out, list(rows[0]))
-            table.writeheader()
-            table.writerows(rows)
+        with writing(str(matrix.root), "make room, then run the same command again"):
+            (matrix.root / "report.html").write_text(page, encoding="utf-8")
+            with (matrix.root / "runs.csv").open("w", newline="", encoding="utf-8") as out:
+                table = csv.DictWriter(out, list(rows[0]))
+                table.writeheader()
+                table.writerows(rows)
     return finished
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
 from typing import Any, TextIO
 
+from mage_async.errors import DiskFull, first_line
+
 
 @contextmanager
 def printing() -> Iterator[None]:
@@ -15,6 +17,7 @@ def printing() -> Iterator[None]:
 
     Raises:
         BrokenPipeError: another pipe than stdout has lost its reader.
+        DiskFull: the disk of stdout, or of another file, is full.
     """
     if isinstance(sys.stdout, TextIOWrapper):  # not in a test or a notebook
         # Where the locale lacks a character, such as ±, it is printed as "?".
@@ -26,6 +29,16 @@ def printing() -> Iterator[None]:
         if _has_reader(sys.stdout):
             raise
         _discard(sys.stdout)
+    except OSError as error:
+        from mage_async.policy.full_disk import lacks_space  # for a command that fails alone
+
+        if not lacks_space(error):
+            raise
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard(sys.stdout)
+        raise DiskFull(first_line(error), "make room") from error
 
 
 @contextmanager
