@@ -182,6 +182,7 @@ def unless_a_call_hangs(
                 raise error
             returned: T = value
             return returned
+        # The calls of the last look are held until here, so no new call has the id of one.
         calls = {id(each): each for each in list(made_now.values()) if each not in hung}
         num_looks = Counter({key: num_looks[key] + 1 for key in calls})
         for key, call in calls.items():
