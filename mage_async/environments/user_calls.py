@@ -10,7 +10,6 @@ random source from the play itself (`WholePlay`).
 """
 
 import math
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -232,7 +231,7 @@ class Call:
             "coroutine that does not wait; set warm_start.steps = 0",
             kind=WAITS,
         )
-        made_now[threading.get_ident()] = self
+        made_now[id(self)] = self
         try:
             value = self.function()
             if not self.is_async:
@@ -251,7 +250,7 @@ class Call:
                 raise waits from None
             raise self.fault(error) from error
         finally:
-            del made_now[threading.get_ident()]
+            del made_now[id(self)]
         raise waits
 
     def overdue(self, deadline_s: float) -> CallFault:
@@ -282,9 +281,7 @@ class Call:
 
 
 made_now: dict[int, Call] = {}
-"""Calls that `Call.now` is making, by the thread that makes them. Another thread may look whether
-one of them hangs.
-"""
+"""Calls that `Call.now` is making, by `id`. Another thread may look whether one of them hangs."""
 
 
 class SlowPlay(Play):

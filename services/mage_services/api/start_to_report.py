@@ -53,9 +53,8 @@ from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
 from mage_services.api.configuration import training_changes
 from mage_services.engines.sglang.arguments import installed
-from mage_services.environments.call_runner import unless_a_call_hangs
 from mage_services.processes.cores_and_memory import num_cores
-from mage_services.processes.process import Runner, first_failure
+from mage_services.processes.process import Runner, first_failure, unless_a_call_hangs
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervised_process import (
     ProcessSpec,

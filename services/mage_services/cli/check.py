@@ -107,7 +107,7 @@ def _check(given: argparse.Namespace) -> int:
     from mage_async.environments.agent import AgentTasks
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.api.start_to_report import check_start
-    from mage_services.environments.call_runner import unless_a_call_hangs
+    from mage_services.processes.process import unless_a_call_hangs
 
     wanted, config = _configs(given)
     check_keys(config)
@@ -184,7 +184,7 @@ class _Play:
     def attempt(self, label: str, function: Callable[[], Any]) -> Any:
         """Return what a function that plays returns; if it fails, print why, and return None."""
         from mage_async.environments.user_calls import WAITS
-        from mage_services.environments.call_runner import unless_a_call_hangs
+        from mage_services.processes.process import unless_a_call_hangs
 
         try:
             with redirect_stdout(self.printed):

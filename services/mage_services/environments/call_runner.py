@@ -22,17 +22,17 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.agent import AgentProgram
-from mage_async.environments.user_calls import Answered, Call, Callee, Request, made_now
+from mage_async.environments.user_calls import Answered, Call, Callee, Request
 from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, NoRoom
 from mage_services.environments.worker_pool import WorkerPool
@@ -59,9 +59,6 @@ call says that the machine is busy.
 """
 STUCK_S = 1.0
 """Seconds after which an event loop that does not answer is abandoned: a coroutine blocks it."""
-LOOK_S = 10.0
-"""Seconds between two looks whether a call that is made without an event loop hangs."""
-T = TypeVar("T")
 
 
 class CallResult(NamedTuple):
@@ -148,53 +145,6 @@ def _check_descriptors(place: str) -> None:
 def print_to_stderr(text: str) -> None:
     """Print a line into the log of this process."""
     print(text, file=sys.stderr, flush=True)
-
-
-def unless_a_call_hangs(
-    function: Callable[[], T], deadline_s: float, say: Callable[[str], None]
-) -> T:
-    """Return what a function returns that makes calls without an event loop (`Call.now`).
-
-    It runs in a daemon thread, which is abandoned if a call hangs.
-
-    Args:
-        deadline_s: Seconds after which a call hangs.
-        say: Called with a line about a call that has not returned, every `LOOK_S` seconds.
-
-    Raises:
-        CallFault: a call took longer than the deadline.
-    """
-    results, num_looks = SimpleQueue[CallResult](), Counter[int]()
-    hung = list(made_now.values())  # of functions that were abandoned before
-
-    def run() -> None:
-        try:
-            results.put(CallResult(function()))
-        except BaseException as error:  # raised again below
-            results.put(CallResult(None, error))
-
-    threading.Thread(target=run, daemon=True, name="play").start()
-    look_s = min(LOOK_S, deadline_s)
-    while True:
-        with suppress(Empty):
-            value, error = results.get(timeout=look_s)
-            if error is not None:
-                raise error
-            returned: T = value
-            return returned
-        # The calls of the last look are held until here, so no new call has the id of one.
-        calls = {id(each): each for each in list(made_now.values()) if each not in hung}
-        num_looks = Counter({key: num_looks[key] + 1 for key in calls})
-        for key, call in calls.items():
-            # At the first look a call may just have begun.
-            waited_s = (num_looks[key] - 1) * look_s
-            if waited_s >= deadline_s:
-                raise call.overdue(deadline_s)
-            if waited_s:
-                say(
-                    f"{call.place} has not returned for {waited_s:.0f} s, of "
-                    f"environment.step_deadline_s = {deadline_s:g} s"
-                )
 
 
 class CallThread:

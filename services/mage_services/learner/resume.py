@@ -32,12 +32,11 @@ from mage_async.results.run_directory import checkpoints
 from mage_async.results.run_files import write_whole
 from mage_async.tasks.league import League
 from mage_async.trajectory import Group
-from mage_services.environments.call_runner import unless_a_call_hangs
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.gang import Gang
 from mage_services.learner.trainer_thread import Training, is_on_gpu, limited_memory
-from mage_services.processes.process import Startup, in_time
+from mage_services.processes.process import Startup, in_time, unless_a_call_hangs
 
 NOTE_S = 20.0
 """Least number of seconds between two notes about steps that are trained again."""

@@ -34,6 +34,7 @@ import msgspec
 import uvloop
 
 import mage_async
+from mage_async.environments.user_calls import made_now
 from mage_async.errors import DiskFull, MageError, RunError, error_text, in_utf8
 from mage_async.results.run_directory import RunDirectory
 from mage_async.user_modules import source_digest
@@ -72,6 +73,8 @@ THREADS_END_S = 1.0
 """Seconds that the threads of a process have to end after it has done its work."""
 NUM_WAITS = 10
 """Number of waits into which `in_time` divides the time of an item."""
+LOOK_S = 10.0
+"""Seconds between two looks whether a call that is made without an event loop hangs."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -511,3 +514,50 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
             yield item
     finally:
         is_abandoned.set()
+
+
+def unless_a_call_hangs(
+    function: Callable[[], T], deadline_s: float, say: Callable[[str], None]
+) -> T:
+    """Return what a function returns that makes calls without an event loop (`Call.now`).
+
+    It runs in a daemon thread, which is abandoned if a call hangs.
+
+    Args:
+        deadline_s: Seconds after which a call hangs.
+        say: Called with a line about a call that has not returned, every `LOOK_S` seconds.
+
+    Raises:
+        CallFault: a call took longer than the deadline.
+    """
+    results, num_looks = SimpleQueue[tuple[Any, BaseException | None]](), Counter[int]()
+    hung = list(made_now.values())  # of functions that were abandoned before
+
+    def run() -> None:
+        try:
+            results.put((function(), None))
+        except BaseException as error:  # raised again below
+            results.put((None, error))
+
+    threading.Thread(target=run, daemon=True, name="play").start()
+    look_s = min(LOOK_S, deadline_s)
+    while True:
+        with suppress(Empty):
+            value, error = results.get(timeout=look_s)
+            if error is not None:
+                raise error
+            returned: T = value
+            return returned
+        # The calls of the last look are held until here, so no new call has the id of one.
+        calls = {id(each): each for each in list(made_now.values()) if each not in hung}
+        num_looks = Counter({key: num_looks[key] + 1 for key in calls})
+        for key, call in calls.items():
+            # At the first look a call may just have begun.
+            waited_s = (num_looks[key] - 1) * look_s
+            if waited_s >= deadline_s:
+                raise call.overdue(deadline_s)
+            if waited_s:
+                say(
+                    f"{call.place} has not returned for {waited_s:.0f} s, of "
+                    f"environment.step_deadline_s = {deadline_s:g} s"
+                )
