@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -34,7 +34,7 @@ from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
 from mage_async.trials.duels import TrialInProgress, make_calls
 from mage_services.actor import preflight
-from mage_services.actor.preflight import run_preflight
+from mage_services.actor.preflight import PreflightOrder, run_preflight
 from mage_services.processes import child_process
 from mage_services.processes.process import in_time
 
@@ -358,6 +358,19 @@ def test_a_process_that_ends_without_findings_is_told_by_how_it_ended(
     program = f"import os, sys; print('a library warns', flush=True); {end}"
     monkeypatch.setattr(preflight, "module_command", lambda _: [sys.executable, "-c", program])
     with pytest.raises(DeterministicFailure, match=told):
+        run_preflight(pretrained(directory), 1, say=lambda _: None)
+
+
+def test_a_process_that_ends_before_it_has_its_order_is_told_by_how_it_ended(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*values: Any) -> PreflightOrder:
+        time.sleep(1.0)
+        return PreflightOrder(*values)
+
+    monkeypatch.setattr(preflight, "module_command", lambda _: ["false"])
+    monkeypatch.setattr(preflight, "PreflightOrder", late)
+    with pytest.raises(DeterministicFailure, match="it ended with exit code 1"):
         run_preflight(pretrained(directory), 1, say=lambda _: None)
 
 

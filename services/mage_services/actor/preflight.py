@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -177,7 +178,8 @@ def _preflight_in_child(
         )
         try:
             order = PreflightOrder(config_file.as_tables(config), num_actors, time.monotonic())
-            child.channel.send(order)
+            with suppress(OSError):  # the child has ended already, which `_findings` notices
+                child.channel.send(order)
             report: PreflightReport | None = run(_findings(child, say))
             code = child.process.wait()
         except KeyboardInterrupt:
