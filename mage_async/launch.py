@@ -1,6 +1,7 @@
 """Run the command line of `mage_services.cli`: `python -m mage_async.launch`, also `mage`."""
 
 import os
+import signal
 import sys
 
 
@@ -12,12 +13,16 @@ def main() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
     if __name__ == "__main__" and not sys.flags.safe_path:
         del sys.path[0]  # the current directory, which `python -m` puts before what is installed
-    # Imported only now: these modules import many others, which such a file could replace.
-    from mage_services.cli.main import leave
-    from mage_services.cli.main import main as run_command
+    try:
+        # Imported only now: these modules import many others, which such a file could replace.
+        from mage_services.cli.main import leave
+        from mage_services.cli.main import main as run_command
 
+        status = run_command(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are imported
+        sys.exit(128 + signal.SIGINT)
     # `leave` ends the process even if a user's environment has left a thread running.
-    leave(run_command(sys.argv[1:]))
+    leave(status)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,25 @@ def refusal(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     return said.err
 
 
+def test_ctrl_c_ends_a_command_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(given: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMMANDS["check"], "run", interrupt)
+    assert main(["check", "rps"]) == 130
+    assert capsys.readouterr().err == "mage check: ended by Ctrl-C\n"
+    # While modules are imported nothing can be said.
+    monkeypatch.setattr("mage_services.cli.main.main", interrupt)
+    monkeypatch.setattr(sys, "argv", ["mage", "check"])
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        launch.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_help_of_every_command_needs_neither_torch_nor_numpy() -> None:
     command = [sys.executable, "-c", HELP_OF_ALL]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -5,6 +5,7 @@ tree imports no torch, so that help is quick; a command imports what it computes
 """
 
 import argparse
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -48,8 +49,10 @@ COMMANDS = {
 """Modules of the commands, by name. Each has `HELP`, one sentence for `mage --help`;
 `add_arguments(parser)`, which declares its arguments; and `run(given)`, which carries the command
 out and returns the exit status, or raises a `MageError`: `RunFailed` if work had begun."""
-EXIT_FAILED, EXIT_USAGE = 1, 2
-"""Exit statuses: 1 if a command failed after work had begun, 2 if it could not begin."""
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 128 + signal.SIGINT
+"""Exit statuses: 1 if a command failed after work had begun, 2 if it could not begin, 130 after
+Ctrl-C.
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
     A `MageError`, or that of a path that may not be read, becomes one line on stderr. The status is
     then 1 if work had begun, else 2. If the reader of stdout leaves early, as `head` does, the
-    command ends without an error.
+    command ends without an error. Ctrl-C ends it with one line and status 130.
     """
     tree, arguments = command_tree(), _with_command(arguments)
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     given, unknown = tree.parse_known_args(arguments)
     if unknown:
         given.parser.error(f"unknown: {' '.join(unknown)}{assignment_meant(given, unknown)}")
-    status = 0
+    status, prefix = 0, "mage" if given.command == "train" else f"mage {given.command}"
     try:
         with printing():
             status = given.run(given)
@@ -82,10 +85,12 @@ def main(arguments: Sequence[str]) -> int:
 
         error = first_failure(group)
         status = EXIT_FAILED if isinstance(error, RunFailed) else EXIT_USAGE
-        prefix = "mage" if given.command == "train" else f"mage {given.command}"
         # Python before 3.14 raises it for a path in a folder that cannot be entered.
         advice = "" if isinstance(error, MageError) else "; ask its owner, or take another path"
         print(f"{prefix}: {error}{advice}", file=sys.stderr)
+    except* KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
+        print(f"{prefix}: ended by Ctrl-C", file=sys.stderr)
     return status
 
 
