@@ -157,7 +157,7 @@ def answer_restriction(form: str, chat: ChatFormat, max_length: int) -> TokenPat
         max_length: in tokens; a longer completion ends there, unfinished.
 
     Raises:
-        EnvironmentFault: the form cannot be read.
+        EnvironmentFault: the form cannot be read, or the policy has no stop token.
     """
     return TokenPattern(_answer_matcher(form, chat).deep_copy(), max_length)
 
@@ -203,6 +203,11 @@ def json_form(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
 @lru_cache(maxsize=256)
 def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
     """Return the automaton of a form and the end of the turn after it; callers take a copy."""
+    if not chat.stop_tokens:
+        raise EnvironmentFault(
+            "an answer of a given form ends with a stop token, and the policy has none: state the "
+            "`eos_token_id` in its generation_config.json"
+        )
     grammar = LLMatcher.grammar_from_lark(f"start: ({form}) <[{chat.end_token}]>")
     matcher = LLMatcher(_tokenizer(chat), grammar)
     if matcher.is_error():

@@ -47,6 +47,12 @@ def test_every_legal_action_and_nothing_else_is_written(chat: ChatFormat, action
     assert sorted(read) == sorted(actions)
 
 
+def test_a_form_of_answers_of_a_policy_without_a_stop_token_is_refused(chat: ChatFormat) -> None:
+    endless = ChatFormat(chat.encode, chat.decode, chat._render, ())
+    with pytest.raises(EnvironmentFault, match="the policy has none: state the `eos_token_id`"):
+        answer_restriction("/yes|no/", endless, 8)
+
+
 def test_a_word_of_the_game_is_one_choice(chat: ChatFormat) -> None:
     trie = restriction_of(Play("rock", "paper", "scissors"), chat, BOTH)
     assert len(trie.allowed(0)) == 3
