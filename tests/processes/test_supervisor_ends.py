@@ -43,6 +43,8 @@ def test_a_signal_ends_the_run_and_is_named(site: Site, number: signal.Signals) 
     site.plan("learner", "lives")
     site.view.on_event = tell
     assert patiently(until_signalled(site.supervisor())) == number
+    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    assert signal.getsignal(number) == default
 
 
 def test_a_run_under_nohup_outlives_its_terminal(site: Site) -> None:

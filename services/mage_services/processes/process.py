@@ -370,14 +370,22 @@ async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
             received.append(number)
             task.cancel()
 
-    for number in signals:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            loop.add_signal_handler(number, end, number)
+    handled = [
+        number
+        for number in signals
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
+    for number in handled:
+        loop.add_signal_handler(number, end, number)
     try:
         await work
     except asyncio.CancelledError:
         if not received:
             raise
+    finally:
+        # uvloop leaves its handler when it is closed: Ctrl-C would do nothing from then on.
+        for number in handled:
+            loop.remove_signal_handler(number)
     return received[0] if received else None
 
 
