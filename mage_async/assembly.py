@@ -6,6 +6,7 @@ with the method.
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -95,13 +96,13 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
 
 
 def own_sources(config: Config) -> dict[str, str]:
-    """Return the source of the user's own environments and methods, by file name."""
-    names = [name for name, _ in named_parts(config) if name.partition(":")[0] not in LOADERS]
+    """Return a digest of the source of each of the user's own environments, agents and methods."""
+    names = [name.removeprefix("agent:") for name, _ in named_parts(config)]
+    names = [name for name in names if name.partition(":")[0] not in LOADERS]
     return {
-        f"{name}/{file}": text
+        name: user_modules.own_source(name.partition(":")[0], repr(name))
         for name in (*names, *config.methods)
         if ":" in name
-        for file, text in user_modules.own_sources(name.partition(":")[0], repr(name)).items()
     }
 
 
@@ -115,6 +116,11 @@ def cut_length(config: Config) -> int | None:
     )
     is_closed = has_tags and config.transcript.forced_tags == "both"
     return None if is_closed else config.transcript.max_action_tokens
+
+
+def edited(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names whose digests of `own_sources` differ; what `before` lacks is not known."""
+    return [name for name in now if before.get(name, now[name]) != now[name]]
 
 
 def sampling_of(config: Config, chat: ChatFormat) -> Sampling:

@@ -202,23 +202,20 @@ def source_digest() -> str:
     return state.hexdigest()
 
 
-def own_sources(module_name: str, what: str) -> dict[str, str]:
-    """Return the text of a user's module and of the modules of its folder that it imports.
+def own_source(module_name: str, what: str) -> str:
+    """Return a digest of a user's module and of the modules of its folder that it imports.
 
     Imports are read from the text, so that those inside functions count too.
 
     Args:
         what: see `import_own`.
 
-    Returns:
-        The text of each file by its path in the folder from which the module is imported.
-
     Raises:
         ConfigError: the module cannot be imported.
     """
     address = getattr(import_own(module_name, what), "__file__", None)
     if address is None or not address.endswith(".py"):
-        return {}
+        return ""
     first = Path(address)
     # `a.b` lies in a/b.py, or in a/b/__init__.py, one folder deeper.
     depth = module_name.count(".") + (first.name == "__init__.py")
@@ -229,7 +226,7 @@ def own_sources(module_name: str, what: str) -> dict[str, str]:
         if name not in found and file.is_file():
             found[name] = file.read_text(errors="replace")
             waiting += _imported_files(found[name], file, root)
-    return found
+    return blake2s(repr(sorted(found.items())).encode(), digest_size=6).hexdigest()
 
 
 def _imported_files(source: str, file: Path, root: Path) -> Iterator[Path]:

@@ -31,6 +31,9 @@ from mage_async.trajectory import Group, Task
 
 CONFIG_CHANGED = "the configuration was changed"
 """Reason for dropping the groups in flight of a run resumed under an incompatible configuration."""
+CLASS_EDITED = "a class of the user was edited"
+"""Reason for dropping the groups in flight of a run resumed with another source of its environment,
+agent or method."""
 NOT_PLAYED = {
     "environment": (
         "step_deadline_s",
@@ -121,16 +124,17 @@ def replay(
 
 
 class RecordsWithConfig:
-    """Iterate over records; `config` is the configuration in force at the last one, as TOML."""
+    """Iterate over records; `config` is the configuration in force at the last one, as TOML, and
+    `sources` the digests of the user's own classes."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = records
-        self.config = ""
+        self.config, self.sources = "", dict[str, str]()
 
     def __iter__(self) -> Iterator[Record]:
         for record in self._records:
             if isinstance(record, SegmentHeader):
-                self.config = record.config
+                self.config, self.sources = record.config, record.sources
             yield record
 
 

@@ -117,6 +117,8 @@ class SegmentHeader(Fields, tag="Head"):
     """Past policies in opponents' seats, and their ratings; None if the run has none."""
     methods: dict[str, bytes] = field(default_factory=dict)
     """State of each method that has one, by the method's name."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Digest of the source of each of the user's own classes, by the class's name."""
 
     def oldest_version(self) -> int:
         """Return the version at which the oldest group in flight was granted."""

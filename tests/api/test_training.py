@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -116,6 +117,32 @@ def test_more_actors_than_cores_that_may_be_used_are_warned_of(tmp_path, monkeyp
     (run / "launch.json").write_text('{"actors": 7}')
     with pytest.raises(Enough, match="7 actors: each computes"):
         start_run(small(), run_dir=run, actors=None, is_resumed=True, cluster="", say=say)
+
+
+def test_a_class_that_was_edited_since_the_last_start_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_doors.py").write_text(
+        "class Doors:\n"
+        "    rules = 'Take the left or the right door.'\n"
+        "    legal_actions = words = ('left', 'right')\n"
+        "    def reset(self, seed, task): return 'left right'\n"
+        "    def step(self, action): return 'left', 1.0 * (action == 'left'), True\n"
+    )
+
+    def say(line):
+        if "was edited" in line:
+            raise Enough(line)
+
+    monkeypatch.setattr(start_to_report, "run_to_end", lambda *given, **more: 0)
+    config = small(**{"environment.name": "edited_doors:Doors"})
+    start = partial(start_run, config, run_dir=tmp_path / "run", actors=1, cluster="", say=say)
+    start(is_resumed=False)
+    start(is_resumed=True)
+    source = tmp_path / "edited_doors.py"
+    source.write_text(source.read_text().replace("1.0", "10.0"))
+    with pytest.raises(Enough, match=r"^edited_doors:Doors was edited since the last start of th"):
+        start(is_resumed=True)
 
 
 def test_a_directory_that_holds_a_run_is_refused_before_anything_is_played(tmp_path, monkeypatch):

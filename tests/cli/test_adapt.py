@@ -298,7 +298,11 @@ def test_a_changed_model_or_class_is_another_measurement(
     else:
         code.write_text(code.read_text() + "Boxes.max_turns = 3\n")
     assert main([*command, "--out", "out"]) == 2
-    assert f"out holds a measurement with {changed} = " in capsys.readouterr().err
+    said = {
+        "files": 'with files = "',
+        "sources": "of the games before a class of theirs was edited",
+    }
+    assert f"out holds a measurement {said[changed]}" in capsys.readouterr().err
 
 
 def test_a_class_that_repeats_has_no_chance_so_the_best_of_several_is_luck(tmp_path: Path) -> None:

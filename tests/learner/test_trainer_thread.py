@@ -35,10 +35,15 @@ class Journal:
     """One step of no groups, whose weights are said to have had a digest."""
 
     def __init__(
-        self, config: Config, digest: str, tensors: dict[str, str], later: Sequence[Record] = ()
+        self,
+        config: Config,
+        digest: str,
+        tensors: dict[str, str],
+        later: Sequence[Record] = (),
+        sources: dict[str, str] | None = None,
     ) -> None:
         self.segments, self._later = [Segment(1, 0, 0, 1)], later
-        self._config = config_file.dump(config)
+        self._config, self._sources = config_file.dump(config), sources or {}
         self._commit = Commit(
             version=1,
             grants=(),
@@ -48,7 +53,8 @@ class Journal:
         )
 
     def records(self, first: int) -> Iterator[Record]:
-        head = msgspec.structs.replace(first_segment_header(0, 0), config=self._config)
+        head = first_segment_header(0, 0)
+        head = msgspec.structs.replace(head, config=self._config, sources=self._sources)
         return iter([head, self._commit, *self._later])
 
 
@@ -77,7 +83,7 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
 def recover(training: Training, digest: str, tensors: dict[str, str]) -> int:
     journal: Any = Journal(training.config, digest, tensors)
     ledger, methods, notes = Ledger(2, 1, 2), Methods(training.config), list[str]()
-    steps = resume.recover(training, journal, ledger, League(), methods, notes.append)
+    steps = resume.recover(training, journal, ledger, League(), methods, notes.append, {})
     (note,) = notes
     assert note.startswith("trains step 1 again, from the trials in the journal: the newest")
     return len(steps)
@@ -117,10 +123,17 @@ def test_groups_that_another_configuration_drops_are_counted_in_a_note(training:
         config = config_file.load(config_file.find(None), [changed])
         journal: Any = Journal(config, overall(tensors), tensors, later)
         ledger, methods, notes = Ledger(2, 1, 2), Methods(training.config), list[str]()
-        resume.recover(training, journal, ledger, League(), methods, notes.append)
+        resume.recover(training, journal, ledger, League(), methods, notes.append, {})
         assert ledger.counts().groups.dropped == dropped
         assert len(notes) == 1 + dropped, "the first one says that the step is trained again"
     assert notes[-1].endswith("flight are dropped: 1, with 1 trials that had arrived")
+    # An edited class drops them too; a digest that the journal lacks does not.
+    for known, dropped in (({"a:B": "0"}, 1), ({"a:B": "1"}, 0), ({}, 0)):
+        journal = Journal(training.config, overall(tensors), tensors, later, known)
+        ledger, notes = Ledger(2, 1, 2), list[str]()
+        resume.recover(training, journal, ledger, League(), methods, notes.append, {"a:B": "1"})
+        assert ledger.counts().groups.dropped == dropped
+        assert [note for note in notes if note.startswith("a:B was edited, so the")] == notes[1:]
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda:7", 7), ("cuda", 0)])

@@ -53,10 +53,11 @@ def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make
     config = config_file.load(places[0].config)
     with places[0].metrics.open("a") as file:
         file.write("damaged\n")
-    for steps, rate in ((20, 0.002), (24, 0.0003)):
+    for steps, rate, source in ((20, 0.002, "0a"), (24, 0.0003, "1b")):
         learner = structs.replace(config.learner, learning_rate=rate, steps=steps)
         now = structs.replace(config, learner=learner)
-        _write_start(places[0], now, num_actors=1, is_resumed=True)
+        sources = {"my:Game": source}
+        _write_start(places[0], now, num_actors=1, is_resumed=True, sources=sources)
     text = places[0].metrics.read_text()
     places[0].metrics.write_text(text.removesuffix("damaged\n"))
     for place in places:
@@ -65,6 +66,7 @@ def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make
     was = config.learner.learning_rate
     summary = read_run(places[0]).summary
     assert summary["changed_keys"]["learner.learning_rate"] == f"{was} to step 20, then 0.0003"
+    assert summary["changed_keys"]["source of my:Game"] == "0a to step 20, then 1b"
     assert f"learner.learning_rate {was} to step 20, then 0.0003" in render(places[0], summary)
     labels = [arm.label for arm in arms(map(read_run, places))]
     assert f"learning_rate {was} to step 20, then 0.0003" in labels[0]

@@ -23,7 +23,13 @@ from typing import Any
 import uvloop
 
 import mage_async
-from mage_async.assembly import check_context_length, check_keys, with_warm_start
+from mage_async.assembly import (
+    check_context_length,
+    check_keys,
+    edited,
+    own_sources,
+    with_warm_start,
+)
 from mage_async.config import config_file
 from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
 from mage_async.config.schema import (
@@ -158,6 +164,7 @@ def start_run(
             say(f"rehearsal: {printed.sentence()}")
     # A class that was just played may have changed the folder, from which processes import it.
     os.chdir(folder)
+    sources = own_sources(config)
     if not is_resumed:  # a resumed run keeps the policy that it began with
         # With longer deadlines and a smaller batch, where the policy needs them.
         config = run_preflight(config, num_actors, say, runner)
@@ -165,7 +172,12 @@ def start_run(
         try:
             directory.root.mkdir(parents=True, exist_ok=True)
             held.callback(os.close, take_lock(directory))
-            _write_start(directory, config, num_actors, is_resumed)
+            for name in edited(read_document(directory.launch).get("sources", {}), sources):
+                say(
+                    f"{name} was edited since the last start of this run: from here on it is "
+                    "played as it is now, so the returns before and after may not be comparable"
+                )
+            _write_start(directory, config, num_actors, is_resumed, sources)
         except OSError as error:
             raise RunError(
                 f"{directory.root} cannot be written: {error.strerror}; choose another --run-dir, "
@@ -190,30 +202,45 @@ def check_start(config: Config, *, is_resumed: bool = False) -> None:
 
 
 def _write_start(
-    directory: RunDirectory, config: Config, num_actors: int, is_resumed: bool
+    directory: RunDirectory,
+    config: Config,
+    num_actors: int,
+    is_resumed: bool,
+    sources: Mapping[str, str],
 ) -> None:
-    """Write the resolved configuration, the number of actors, and the versions that run."""
+    """Write the resolved configuration, the number of actors, and the versions that run, with
+    those of the user's own classes (`own_sources`).
+    """
     if not is_resumed:
         directory.check_is_new()
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
     checkout = Path(mage_async.__file__).parents[1]
-    launch = {"actors": num_actors, "versions": _versions(checkout)}
-    if changes := _changes(directory, config):
+    launch = {"actors": num_actors, "versions": _versions(checkout), "sources": sources}
+    if changes := _changes(directory, config, sources):
         launch["changes"] = changes
     write_whole(directory.config, config_file.dump(config))
     write_whole(directory.launch, json.dumps(launch) + "\n")
 
 
-def _changes(run: RunDirectory, config: Config) -> list[dict[str, Any]]:
-    """Return the keys that this start and earlier ones changed after a step, with both values."""
-    changes = list(read_document(run.launch).get("changes", []))
+def _changes(run: RunDirectory, config: Config, sources: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the keys that this start and earlier ones changed after a step, with both values, and
+    the classes that were edited, with the digests of both sources.
+    """
+    launch = read_document(run.launch)
+    changes, before = list(launch.get("changes", [])), launch.get("sources", {})
     # `run_to_end` says which lines are damaged, and the learner removes them.
     if steps := read_lines(run.metrics, on_damage=lambda fault: None):
         recorded = config_file.load_recorded(run.config, imports=False)
         changes += [
             {"step": steps[-1]["step"], "key": key, "was": was, "now": now}
-            for key, was, now in training_changes(recorded, config)
+            for key, was, now in (
+                *training_changes(recorded, config),
+                *(
+                    (f"source of {name}", before[name], sources[name])
+                    for name in edited(before, sources)
+                ),
+            )
         ]
     return changes
 

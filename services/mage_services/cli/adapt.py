@@ -384,7 +384,7 @@ def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
         "model": given.model if endpoint else str(player.policy),
         "version": player.version,
         "files": _digest([(name, each.st_size, each.st_mtime_ns) for name, each in files]),
-        "sources": _digest(sources),
+        "sources": sources,
         "games": [list(game) for game in player.games],
         "episodes": given.episodes,
         "memory": given.memory,
@@ -415,6 +415,11 @@ def _check_same(file: Path, identity: dict[str, Any]) -> None:
         return
     if changed := [key for key, value in identity.items() if known.get(key) != value]:
         key = changed[0]
+        if key == "sources":
+            raise ConfigError(
+                f"{file.parent} holds a measurement of the games before a class of theirs was "
+                "edited: give this one another --out"
+            )
         raise ConfigError(
             f"{file.parent} holds a measurement with {key} = {json.dumps(known.get(key))}, not "
             f"{json.dumps(identity[key])}: give this one another --out"

@@ -84,13 +84,14 @@ run that trains on nothing stops within minutes; one that loses a share of its g
 
 
 def segment_header(
-    ledger: Ledger, config: Config, league: League, methods: Methods
+    ledger: Ledger, config: Config, league: League, methods: Methods, sources: dict[str, str]
 ) -> SegmentHeader:
     """Return the state that a new segment of the journal begins with."""
     return msgspec.structs.replace(
         ledger.segment_header(config_file.dump(config), config.admission.grant_deadline_s),
         population=league.state() if league.is_on else None,
         methods=methods.states(),
+        sources=sources,
     )
 
 
@@ -155,6 +156,9 @@ class Coordinator:
     """Number of groups dropped in a row that ends the run."""
     cut_length: int | None = None
     """Number of tokens at which an action is cut off; None if none is."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Digests of the sources of the user's own classes when this process began. They are not read
+    again later, because actors go on with the classes that they have imported."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set whenever a batch may have become complete."""
     greeted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -288,7 +292,9 @@ class Coordinator:
         for dropped in self.ledger.trained(version):
             self.journal.append(dropped)
         self.journal.roll(
-            lambda: segment_header(self.ledger, self.config, self.league, self.methods)
+            lambda: segment_header(
+                self.ledger, self.config, self.league, self.methods, self.sources
+            )
         )
 
     def limit_concurrency(self, step_s: float) -> None:

@@ -92,7 +92,7 @@ async def main(startup: Startup, status: Status) -> None:
         warm_start_s: float | None = time.monotonic() - began
         if is_resumed:  # what was computed just now are the steps after the checkpoint
             warm_start_s = read_document(startup.run.learner).get("warm_start_s")
-        header = segment_header(ledger, config, league, methods)
+        header = segment_header(ledger, config, league, methods, prepared.sources)
         journal = open_journal_file(startup, prepared, header)
         ledger.restart_timers(time.monotonic())  # of the groups that the journal has in flight
         weights = WeightStore(
@@ -121,6 +121,7 @@ async def main(startup: Startup, status: Status) -> None:
             _new_concurrency(config),
             partial(has_advantage, config=config),
             cut_length=cut_length(config),
+            sources=prepared.sources,
         )
         check_rivals(coordinator.rivals(), weights)
         status.send("fact", text=weights.describe())

@@ -7,20 +7,22 @@ committed. Meanwhile the ledger, the league and the states of methods are filled
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mage_async.admission.ledger import DroppedGroup, Ledger
 from mage_async.admission.replay import (
+    CLASS_EDITED,
     CONFIG_CHANGED,
     Committed,
     RecordsWithConfig,
     plays_the_same,
     replay,
 )
+from mage_async.assembly import edited, own_sources
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
@@ -71,6 +73,8 @@ class Prepared:
     lost_bytes: int
     """Bytes of incomplete records at the journal's end, which were cut off. No peer had been told
     of these records."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Digests of the sources of the user's own classes (`own_sources`)."""
 
     def checkpoint_version(self) -> int:
         """Return the version of the newest checkpoint; 0 if there is none."""
@@ -113,9 +117,9 @@ def prepare(
         training = Training.of(run, config, newest, gang.begin(config, newest))
     if newest:
         origin = f"from checkpoint {newest.name}"
-    journal = open_journal(run.journal)
+    journal, sources = open_journal(run.journal), own_sources(config)
     lost_bytes = make_durable(journal)
-    steps = recover(training, journal, ledger, league, methods, note)
+    steps = recover(training, journal, ledger, league, methods, note, sources)
     if steps:
         origin += f" and {len(steps)} step{'s' * (len(steps) > 1)} of the journal"
         origin += f" ({training.difference})" if training.difference else ""
@@ -124,7 +128,7 @@ def prepare(
     # The lines of the current version go too: the training loop writes the states of methods again
     # before its first step.
     _remove_lines_after(run.memory, "version", training.trainer.version - 1)
-    return Prepared(training, origin, journal.segments, steps, lost_bytes)
+    return Prepared(training, origin, journal.segments, steps, lost_bytes, sources)
 
 
 def recover(
@@ -134,12 +138,14 @@ def recover(
     league: League,
     methods: Methods,
     note: Callable[[str], None],
+    sources: Mapping[str, str],
 ) -> list[ReplayedStep]:
     """Fill ledger, league and methods from the journal, and train the steps after the checkpoint.
 
     Args:
         note: called at the first of these steps, and then at most every `NOTE_S` seconds, because
             the run waits for them.
+        sources: digests of the sources of the user's own classes, now.
 
     Raises:
         DeterministicFailure: the journal lacks records, or a step gives other weights than were
@@ -186,13 +192,19 @@ def recover(
     # Replay has set the configuration of each journaled step; from here on the run's own holds.
     training.adopt(training.config)
     methods.adopt(training.config)
+    # Groups in flight were granted under the old configuration, with other tasks or sampling, or
+    # some of their trials were played with the old class, which may pay other rewards.
+    reason = ""
     if not plays_the_same(config_file.loads(records.config), training.config):
-        # Groups in flight were granted under the old configuration, with other tasks or sampling.
-        num_groups, num_trials = ledger.drop_all(CONFIG_CHANGED)
+        reason, what = CONFIG_CHANGED, "the configuration of tasks, trials or sampling was changed"
+    elif names := edited(records.sources, sources):
+        reason, what = CLASS_EDITED, f"{', '.join(names)} was edited"
+    if reason:
+        num_groups, num_trials = ledger.drop_all(reason)
         if num_groups:
             note(
-                "the configuration of tasks, trials or sampling was changed, so the groups in "
-                f"flight are dropped: {num_groups}, with {num_trials} trials that had arrived"
+                f"{what}, so the groups in flight are dropped: {num_groups}, with {num_trials} "
+                "trials that had arrived"
             )
     return steps
 
