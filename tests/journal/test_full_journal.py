@@ -216,6 +216,26 @@ def test_a_budget_that_has_no_room_for_a_batch_ends_the_learner_with_the_numbers
     asyncio.run(main())
 
 
+def test_an_evaluator_that_is_still_starting_at_the_end_is_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    startup = Startup(
+        RunDirectory(tmp_path), config_file.load(config_file.find(None)), "", "", "learner", ""
+    )
+    notes: list[str] = []
+    monkeypatch.setattr(Status, "note", lambda self, text: notes.append(text))
+
+    async def main() -> None:
+        begun = Prepared(Trained(), "", [], [], 0)  # type: ignore[arg-type]
+        site = Site()
+        site.coordinator.open(publication(STEPS))
+        await site.connect()
+        await loop_of(startup, site, begun)._wait_for_peers(asyncio.get_running_loop().time())
+
+    asyncio.run(main())
+    assert notes == []
+
+
 def test_a_publication_that_finds_no_space_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "RETRY_S", 0.01)
 

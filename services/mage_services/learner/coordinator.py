@@ -450,7 +450,10 @@ class Coordinator:
             if any(not known.is_actor for known in self.peers.values()):
                 self.weights.leases.release(UNKNOWN_PEERS)
             for owner in self.ledger.playing_peers() - self.peers.keys():
-                self.note(f"{owner}: has not come back after the learner's restart")
+                self.note(
+                    f"{owner} played groups before the learner's start and is not here now: they "
+                    "are granted again"
+                )
                 self.ledger.peer_gone(owner)
 
     def _forgive_stall(self, now: float) -> None:
