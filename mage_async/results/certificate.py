@@ -275,8 +275,9 @@ def _sentence(
             assert luck is not None
             return (
                 f"improves without memory (luck): the best of its episodes is {luck.mean:.2f} "
-                f"above the first, but the last one is at most {found[nearest].high:.2f} above "
-                f"{SAID[nearest]} ({size}, 99 %)"
+                f"above the first, as chance alone gives any player of several episodes, and the "
+                f"last one is at most {found[nearest].high:.2f} above {SAID[nearest]} ({size}, "
+                "99 %)"
             )
         case "does not adapt":
             worse = " and gets worse" if found["first"].high < 0 else ""

@@ -51,7 +51,12 @@ def steady(source: Source) -> tuple[list[float], list[float], float, float]:
     ("play", "verdict", "sentence"),
     [
         (learner, "adapts", "adapts: from 0.5"),
-        (retrier, "improves without memory", "improves without memory (luck): the best of its "),
+        (
+            retrier,
+            "improves without memory",
+            "improves without memory (luck): the best of its episodes is 0.22 above the first, as "
+            "chance alone gives any player of several episodes, and the last one is at most 0.0",
+        ),
         (warmed_up, "improves without memory", "improves without memory (practice): from 0.4"),
         (steady, "does not adapt", "does not adapt: from 0.8"),
     ],
