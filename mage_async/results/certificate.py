@@ -285,13 +285,20 @@ def _sentence(
                 f"does not adapt{worse}: {course}, at most {max(0.0, found[nearest].high):.2f} "
                 f"above {SAID[nearest]} ({size}, 99 %)"
             )
-    if num_members < LEAST_MEMBERS:
-        wanted = f"they hide {num_members} different things, and {LEAST_MEMBERS} are needed"
-    elif needs:
-        wanted = f"needs about {needs:,} tasks"
-    else:
-        wanted = "no number of tasks is likely to tell"
+    if too_few := too_few_members(num_members):
+        return f"cannot be told with these tasks ({len(tasks):,}): {course}; {too_few}"
+    wanted = f"needs about {needs:,} tasks" if needs else "no number of tasks is likely to tell"
     return f"cannot be told at this size ({size}): {course}; {wanted}"
+
+
+def too_few_members(num_members: int) -> str:
+    """Return why tasks of so few variants certify nothing, and the cure; "" if they are enough."""
+    if num_members >= LEAST_MEMBERS:
+        return ""
+    return (
+        f"they hide {num_members} different things, and {LEAST_MEMBERS} are needed: "
+        f'`members("heldout")` has to list at least {LEAST_MEMBERS}, and --trials to be as large'
+    )
 
 
 Arm = Literal["own", "blind", "retry", "swapped", "noise"]

@@ -210,6 +210,16 @@ def test_a_folder_that_cannot_be_made_is_refused(
     assert "choose another --out" in said
 
 
+def test_too_few_different_tasks_are_said_before_the_first_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = ChatServer(reply_of("bayes"))
+    with server.in_thread() as url:
+        assert adapt(url, tmp_path, "--trials", "2") == 0
+    said, _, _ = capsys.readouterr().err.partition("trials into")  # which is said before any call
+    assert "no verdict can come of these 2 tasks: they hide 2 different things, and 12" in said
+
+
 @pytest.mark.parametrize(
     "name", ["measurement.json", "answers.jsonl", "trials.jsonl", "certificate.html"]
 )

@@ -84,7 +84,7 @@ def test_repeated_tasks_are_no_evidence() -> None:
     once = tasks(4, learner)
     found = certificate(once * 64)
     assert found.verdict == "cannot be told"
-    assert "they hide 4 different things, and 12 are needed" in found.sentence
+    assert "they hide 4 different things, and 12 are needed: `members(" in found.sentence
     # Twelve tasks that differ among themselves stay as uncertain, however often they are played.
     mixed = [TaskReturns("g", str(n), [0, 0, n % 2], [0] * 3, [0] * 3, 0, 0) for n in range(12)]
     assert certificate(mixed * 64).differences["first"].low < 0.15

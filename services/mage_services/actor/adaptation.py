@@ -257,6 +257,10 @@ class Measurement:
         """Return the number of trials of the whole measurement."""
         return sum(1 for _ in self._keys(ARMS))
 
+    def num_members(self) -> int:
+        """Return the number of different task variants that the tasks of all games hide."""
+        return sum(len({task.member for task in each}) for each in self._tasks.values())
+
     def _keys(self, arms: Sequence[Arm]) -> Iterator[TrialKey]:
         """Yield the trials of some arms: first those of the first task of every game, then those of
         the second task, and so on. So a measurement that is interrupted while the last two arms

@@ -431,6 +431,7 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
 
     Completions that were received before a cancellation are kept.
     """
+    from mage_async.results.certificate import too_few_members
     from mage_services.actor.adaptation import Measurement, Record
     from mage_services.actor.rollout import Retries
     from mage_services.environments.call_runner import CallRunner
@@ -451,6 +452,8 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
             at_once=at_once,
             retries=Retries(configs[0].environment.retries, _say),
         )
+        if too_few := too_few_members(measurement.num_members()):
+            _say(f"no verdict can come of these {_num_tasks(given):,} tasks: {too_few}")
         _say(f"{await engine.describe()}: {measurement.num_trials():,} trials into {out}")
         if num_done := len(record.outcomes):
             _say(f"{num_done:,} of them are recorded, with {record.usage.calls:,} answers")
