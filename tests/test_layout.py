@@ -296,3 +296,9 @@ def test_the_supervisor_and_the_command_line_import_no_torch() -> None:
     torch_is_in, origin = run_at_root("import importlib.util" + LIGHT).split()
     assert torch_is_in == "False"
     assert origin in ("None", "False") or not Path(origin).is_relative_to(ROOT)
+
+
+def test_the_readers_of_a_journal_do_not_import_transformers() -> None:
+    """Which takes seconds, and prints four lines about torchao before the command's result."""
+    code = "import sys, mage_services.journal.export, mage_services.api.run"
+    assert run_at_root(f"{code}; print('transformers' in sys.modules)") == "False\n"

@@ -15,7 +15,7 @@ Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +26,15 @@ from mage_async.config.schema import Config
 from mage_async.credit.turn_table import TurnTable, build_table
 from mage_async.errors import DeterministicFailure, RunError
 from mage_async.learning.advantages import turn_advantages
-from mage_async.learning.attention import Boundaries
 from mage_async.learning.corrections import Tokens
 from mage_async.methods.method import Methods
 from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Group, Kind, SecondRole, Segment, Trial, Turn, role_changes
 from mage_kernels import at_tokens
+
+if TYPE_CHECKING:
+    from mage_async.learning.attention import Boundaries
 
 # Trials to sequences.
 
@@ -400,7 +402,7 @@ class TokenRow:
     """int64 [1, T]"""
     positions: Tensor
     """int64 [1, T]: position of each token in its own sequence."""
-    boundaries: Boundaries
+    boundaries: "Boundaries"
     """Where the sequences lie, for attention."""
     sources: Tensor
     """int64 [N]: index in the row of the token whose hidden state predicts the target."""
@@ -435,6 +437,10 @@ class TokenRow:
                 the token before predicts a target; without it there are no targets.
             shares_opening: lay the tokens that all sequences begin with once.
         """
+        # Its module imports transformers, which takes seconds and prints warnings of torchao, and
+        # readers of a journal import this file too.
+        from mage_async.learning.attention import Boundaries
+
         opening = 0
         if shares_opening:
             others = (common_prefix(sequences[0], other) for other in sequences[1:])
