@@ -49,7 +49,8 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         **_identity(records),
         "wall_s": wall_s,
         "processor_s": processor_s,
-        "warm_start_s": records.learner.get("warm_start_s"),
+        # Without a warm start, the learner has measured how long the policy took to be written.
+        "warm_start_s": records.config.warm_start and records.learner.get("warm_start_s"),
         "evaluated_step": records.evaluation.get("version"),
         "chosen_of": records.evaluation.get("chosen_of"),
         "changed_keys": changed_keys(run),

@@ -95,6 +95,11 @@ def test_an_interrupted_run_says_what_is_known_and_no_more(make_run):
     assert {"evaluation", "references", "trials", "warm_start_s"}.isdisjoint(summary)
 
 
+def test_a_run_without_a_warm_start_has_no_time_of_one(make_run):
+    run = make_run(settings=["warm_start=none"])
+    assert "warm_start_s" not in summarise(run, wall_s=96.3, processor_s=60.0)
+
+
 def test_a_run_stopped_after_a_checkpoint_counts_the_steps_after_it(make_run):
     run = make_run(steps=72)
     at_checkpoint = json.loads(run.learner.read_text())
