@@ -202,6 +202,15 @@ def source_digest() -> str:
     return state.hexdigest()
 
 
+OWN_CODE = Path("runs") / "own_code"
+"""Folder, relative to the current one, into which classes of scripts and notebooks are written."""
+
+
+def shown_name(name: str) -> str:
+    """Return an environment's name for people: without the file, if that lies in `OWN_CODE`."""
+    return name.rpartition(":")[2] if name.startswith(".".join((*OWN_CODE.parts, ""))) else name
+
+
 def own_source(module_name: str, what: str) -> str:
     """Return a digest of a user's module and of the modules of its folder that it imports.
 

@@ -13,7 +13,7 @@ from mage_async.environments.tools import has_tools, with_step
 from mage_async.environments.user_calls import Origin, as_config_error
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-from mage_async.user_modules import Registry, address_of, did_you_mean, place_of
+from mage_async.user_modules import Registry, address_of, did_you_mean, place_of, shown_name
 
 _CLASSES = {
     "bandit": "mage_async.environments.games.bandit:Bandit",
@@ -192,4 +192,4 @@ def names() -> tuple[str, ...]:
 
 def file_name(name: str) -> str:
     """Return an environment's name as a part of a file name."""
-    return re.sub(r"[^\w.-]+", "-", name)
+    return re.sub(r"[^\w.-]+", "-", shown_name(name))

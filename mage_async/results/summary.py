@@ -27,6 +27,7 @@ from mage_async.results.run_files import (
     read_records,
     write_whole,
 )
+from mage_async.user_modules import shown_name
 
 _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 """Metrics whose means over the training time the summary holds."""
@@ -144,7 +145,7 @@ def _identity(records: RunRecords) -> Record:
         "steps": steps,
         "complete": is_whole and steps >= config.learner.steps,
         "environment": {
-            "name": config.environment.name,
+            "name": shown_name(config.environment.name),
             "options": config.environment.options,
             "units": facts.units,
             "min_return": facts.min_return,

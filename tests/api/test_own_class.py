@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import mage_async as mage
+from mage_async.environments.catalogue import file_name
+from mage_async.user_modules import shown_name
 from mage_services.api.configuration import address_of, assignments_of
 
 SCRIPT = """
@@ -118,6 +120,7 @@ def script(tmp_path, monkeypatch):
 def test_a_class_of_a_script_is_written_with_all_that_it_uses_and_nothing_else(script):
     address = address_of(script.Lock)
     module, _, name = address.partition(":")
+    assert (shown_name(address), file_name(address)) == ("Lock", "Lock")  # no digest for people
     found = getattr(importlib.import_module(module), name)
     assert found is not script.Lock
     assert found.legal_actions == script.Lock.legal_actions

@@ -25,9 +25,6 @@ from mage_async.methods.method import overriding
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines, write_whole
 
-OWN_CODE = Path("runs") / "own_code"
-"""Folder, relative to the current one, into which classes of scripts and notebooks are written."""
-
 
 def configure(
     file: str | Path | None = None,
@@ -116,7 +113,7 @@ def address_of(own_class: type) -> str:
     first = ["from __future__ import annotations"] if is_lazy else []
     text = "\n\n\n".join([*first, *_sources(own_class, own_class.__name__, set())]) + "\n"
     digest = blake2s(text.encode(), digest_size=4).hexdigest()
-    file = OWN_CODE / f"{own_class.__name__.lower()}_{digest}.py"
+    file = user_modules.OWN_CODE / f"{own_class.__name__.lower()}_{digest}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     # The name has a digest of the text, so a file of this name has this text already. It is not
     # written again, because processes of an earlier run may be importing it.

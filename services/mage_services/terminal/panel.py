@@ -15,6 +15,7 @@ from rich.text import Text
 from mage_async.pages.charts import figure
 from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
+from mage_async.user_modules import shown_name
 from mage_services.terminal.run_state import RunState
 
 MAX_WIDTH = 120
@@ -58,8 +59,8 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
         parts += [Text(state.waiting(now), "dim"), Text()]
     parts.append(_processes(state, width))
     parts += [_line(f"! {note}", "bold red") for note in state.notes[-3:]]
-    config = state.config
-    title = f"[bold]mage[/]  {escape(config.environment.name)}  [dim]seed[/] {config.seed}"
+    name = escape(shown_name(state.config.environment.name))
+    title = f"[bold]mage[/]  {name}  [dim]seed[/] {state.config.seed}"
     return Panel(
         Group(*parts),
         title=title,
