@@ -95,6 +95,18 @@ def test_a_stopped_run_names_the_command_that_goes_on_and_what_it_repeats(
     assert view.said == [f"ended by SIGTERM; go on with {command}{repeated}"]
 
 
+def test_a_run_that_is_stopped_behind_its_final_sets_has_nothing_to_go_on_with(
+    make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def until_signalled(supervisor: Supervisor) -> int:
+        return signal.SIGINT
+
+    monkeypatch.setattr(start_to_report, "until_signalled", until_signalled)
+    run, view = make_run(), Lines()
+    start_to_report._supervise(Supervisor(run, config_file.load(run.config), 1, "", view))
+    assert view.said == ["ended by SIGINT; all steps are trained, and the final sets are played"]
+
+
 def test_a_summary_is_written_before_the_page_that_may_fail(
     make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:

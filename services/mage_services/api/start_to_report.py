@@ -410,7 +410,14 @@ def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
         return EXIT_HALTED
     if number is None:
         return 0
-    view.line(f"ended by {signal.Signals(number).name}; {_what_a_resumed_run_does(run)}")
+    # The last process may take seconds to exit, in which a signal ends nothing more.
+    is_complete = read_document(run.evaluation).get("version") == supervisor.config.learner.steps
+    what_is_left = (
+        "all steps are trained, and the final sets are played"
+        if is_complete
+        else _what_a_resumed_run_does(run)
+    )
+    view.line(f"ended by {signal.Signals(number).name}; {what_is_left}")
     return 128 + number
 
 
