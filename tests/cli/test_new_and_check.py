@@ -360,6 +360,7 @@ def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are
     assert main(["check", "open_text:Open", "--set", "policy.source=a/model"]) == 0
     said = capsys.readouterr().out
     assert "an episode earned 4, but the environment declares min_return = 0 and max_" in said
+    assert "can start, but correct min_return and max_return first, which reports rest on" in said
     assert "more rows of this line" in said
     assert "shorten the observations, or raise the key" in said
     assert len(said.splitlines()) < 150

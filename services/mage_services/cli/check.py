@@ -134,7 +134,7 @@ def _check(given: argparse.Namespace) -> int:
         raise ConfigError(f"not ready: {play.faults[0]}")
     # What a run lacks is said last, so that an environment can be looked at without a model.
     check_start(wanted)
-    print("ready: `mage train` with these keys can start")
+    print(f"ready: `mage train` with these keys can start{play.to_correct}")
     return 0
 
 
@@ -155,6 +155,8 @@ class _Play:
     """When all play ends, by the machine's monotonic clock."""
     faults: list[str] = field(default_factory=list)
     """Faults of the class, as sentences."""
+    to_correct: str = ""
+    """Words on what a run can start with, though it is wrong; "" if there is nothing."""
     seconds: float = 0.0
     """Seconds of a trial."""
     waited_s: float = 0.0
@@ -379,7 +381,7 @@ def _print_trials(
         _print_turns(config, chat, found[0])
     print("return per unit by episode, on training tasks:")
     if found is not None:
-        _print_returns("random", environment, found)
+        _print_returns(play, "random", environment, found)
         _print_what_is_odd(play, environment, found)
     name = "script"
     player: Player | None = own_script
@@ -392,7 +394,7 @@ def _print_trials(
     if player is not None:
         found = play.attempt(f"  {name:<9}not played", lambda: play.timed(trials(player)))
         if found is not None:
-            _print_returns(name, environment, found)
+            _print_returns(play, name, environment, found)
     _print_time(play, config)
 
 
@@ -463,7 +465,7 @@ def _trials(
     return scripted_play(config, environment, chat, player, tasks, config.trial.episodes, fail)
 
 
-def _print_returns(name: str, environment: "Environment", trials: list[Any]) -> None:
+def _print_returns(play: _Play, name: str, environment: "Environment", trials: list[Any]) -> None:
     """Print what a player earns by episode, and whether that contradicts the declared bounds."""
     from mage_async.results.score import score
 
@@ -477,6 +479,7 @@ def _print_returns(name: str, environment: "Environment", trials: list[Any]) -> 
     print(f"  {name:<9}{'  '.join(returns)}  ({count})")
     if wrong := _wrong_bounds(environment, _earned(trials)):
         print(f"  {wrong}")
+        play.to_correct = ", but correct min_return and max_return first, which reports rest on"
 
 
 def _earned(trials: list[Any]) -> list[float]:
