@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from mage_async.errors import PolicyError
-from mage_async.inference.chat_files import read_config
+from mage_async.inference.chat_files import SUPPORTED, read_config
 
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -29,8 +29,6 @@ ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
 }
 """Values of `rope_type`, with the keys that each needs, in the order of the fields of `Rotation`;
 `linear` interpolates all positions, `llama3` only dimensions that turn slowly."""
-SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
-"""Values of `model_type` that the embedded engine serves."""
 GEMMA = ("gemma", "gemma3_text")
 """Values of `model_type` of Gemma's families, which scale embeddings, and whose norms multiply by 1
 + weight."""

@@ -31,6 +31,8 @@ CHAT_FILES = (
     "added_tokens.json",
 )
 """Names of the files of a tokenizer and its chat template in a model directory."""
+SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
+"""Values of `model_type` that the embedded engine serves."""
 DATE = datetime(2024, 7, 26)
 """Date that every template reads as today's (SmolLM3's writes it into the system message). With the
 clock's, a run resumed after midnight, a replay or a later evaluation would have other prompts than

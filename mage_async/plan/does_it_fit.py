@@ -20,7 +20,13 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.headers import Outline, check_head, check_targets, outline_of
+from mage_async.policy.headers import (
+    Outline,
+    check_head,
+    check_targets,
+    check_type,
+    outline_of,
+)
 from mage_async.trajectory import Kind, Turn
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
@@ -270,8 +276,10 @@ def check_outline(config: Config, directory: Path) -> Outline:
     """Read the model's shape from its files, and refuse a combination that cannot work.
 
     Raises:
-        PolicyError: a file cannot be read, there is no LM head, or adapters have no layers.
+        PolicyError: the model's type cannot be trained or served, a file cannot be read, there is
+            no LM head, or adapters have no layers.
     """
+    check_type(directory, is_embedded=isinstance(config.engine, Embedded))
     outline = outline_of(directory)
     check_head(directory, outline.tensors, is_tied=not outline.says_untied)
     if config.policy.lora:

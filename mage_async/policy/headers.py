@@ -13,10 +13,14 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from mage_async.errors import PolicyError
-from mage_async.inference.chat_files import read_config
+from mage_async.inference.chat_files import SUPPORTED, read_config
 
 HEAD = "lm_head.weight"
 """Name of the LM head's tensor."""
+TRAINABLE = (*SUPPORTED, "phi3")
+"""Values of `model_type` whose packed forward is tested against transformers' own: all that the
+embedded engine serves, and one more.
+"""
 EMBEDDING = "embed_tokens"
 """Name of the embedding's layer, as a part of its tensor's name."""
 
@@ -78,6 +82,25 @@ def outline_of(directory: Path) -> Outline:
     is_untied = config.get("tie_word_embeddings") is False
     model_type = str(config.get("model_type", ""))
     return Outline(model_type, tensors, _kv_token_bytes(config), is_untied)
+
+
+def check_type(directory: Path, *, is_embedded: bool) -> None:
+    """Refuse a model whose type cannot be trained, or that the embedded engine does not serve.
+
+    Args:
+        is_embedded: Whether actors have the embedded engine.
+
+    Raises:
+        PolicyError: the message lists the types of both.
+    """
+    kind = read_config(directory).get("model_type")
+    if kind in (SUPPORTED if is_embedded else TRAINABLE):
+        return
+    fault = "served by the embedded engine" if kind in TRAINABLE else "trained"
+    raise PolicyError(
+        f"{directory}: a model of type {kind!r} cannot be {fault}: take one of type "
+        f"{', '.join(TRAINABLE)}; the embedded engine serves {', '.join(SUPPORTED)}"
+    )
 
 
 def check_head(directory: Path, names: Container[str], *, is_tied: bool) -> None:

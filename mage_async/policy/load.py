@@ -25,13 +25,12 @@ from transformers import (
 
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError, first_line
-from mage_async.inference.architecture import SUPPORTED
 from mage_async.inference.chat_files import CHAT_FILES
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.method import Methods
-from mage_async.policy.headers import check_head, outline_of
+from mage_async.policy.headers import TRAINABLE, check_head, outline_of
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -41,10 +40,6 @@ WEIGHTS = "model.safetensors"
 # states by the weight of the LM head. A model with further operations in its attention or after its
 # LM head would run without an error, but its log-probs would not be those that an engine samples
 # with. So such a model is refused, before any weight is read.
-TRAINABLE = (*SUPPORTED, "phi3")
-"""Values of `model_type` whose packed forward is tested against transformers' own: all that the
-embedded engine serves, and one more.
-"""
 OFF = (None, False, 0, 0.0, 1.0)
 """Values of a key that turn its feature off."""
 FEATURES = {

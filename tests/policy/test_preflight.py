@@ -82,6 +82,15 @@ def test_weights_in_bin_files_alone_are_refused_with_what_to_do(directory: Path)
         outline_of(directory)
 
 
+def test_the_type_of_a_model_is_checked_before_its_files(directory: Path) -> None:
+    config = directory / "config.json"
+    (directory / "model.safetensors").unlink()
+    for kind, fault in (("gpt_neox", "trained"), ("phi3", "served by the embedded engine")):
+        config.write_text(json.dumps({"model_type": kind, "tie_word_embeddings": False}))
+        with pytest.raises(PolicyError, match=rf"{kind}' cannot be {fault}: .*qwen2.*serves gemma"):
+            run_preflight(pretrained(directory), 1, say=print)
+
+
 def test_a_chat_template_that_is_no_template_is_one_sentence(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("{% for message in messages %}")
     with pytest.raises(PolicyError, match=r"the chat template cannot be read: .*mend it in"):
