@@ -89,7 +89,10 @@ def _tokenize_function(tokenizer: Tokenizer, special: Collection[int]) -> Tokeni
         encoding = tokenizer.encode(text, add_special_tokens=False)
         places = (place for place, token in enumerate(encoding.ids) if token in special)
         spans = map(encoding.token_to_chars, places)
-        return Tokens(tuple(encoding.ids), tuple(span for span in spans if span is not None))
+        # A character that the vocabulary lacks becomes the token of unknown texts, which is
+        # special; it holds no text that could be cut.
+        found = tuple(span for span in spans if span is not None and span[1] - span[0] > 1)
+        return Tokens(tuple(encoding.ids), found)
 
     return tokenize
 

@@ -18,7 +18,7 @@ from mage_async.config.schema import Config, Embedded, Pretrained, Tiny
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.headers import (
     Outline,
@@ -31,6 +31,8 @@ from mage_async.trajectory import Kind, Turn
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
+TAGS = "<action></action>"
+"""Text by which it is checked that a tokenizer gives texts back."""
 PATIENCE = 5.0
 """Smallest ratio of a deadline to the time that was measured on the first turns."""
 
@@ -200,11 +202,18 @@ def check_files(config: Config, directory: Path) -> Contexts:
     then that of all actions and remarks, because observations are unknown.
 
     Raises:
-        PolicyError: the tokenizer or the template is missing, or the template drops words, or the
-            tools of an environment.
+        PolicyError: the tokenizer or the template is missing, the tokenizer does not give texts
+            back, or the template drops words, or the tools of an environment.
         ConfigError: no trial fits into `engine.max_tokens`, or no action into its token limit.
     """
     chat = load_chat(directory, thinking=config.transcript.thinking)
+    if (read := chat.decode(chat.encode(TAGS))).strip() != TAGS:
+        raise PolicyError(
+            f"{directory / 'tokenizer.json'}: does not give texts back: {TAGS!r} is read as "
+            f"{read!r:.100}. Take a tokenizer with a byte-level pre-tokenizer and decoder "
+            "(tokenizers.pre_tokenizers.ByteLevel, tokenizers.decoders.ByteLevel), and make the "
+            "model for it"
+        )
     parts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
     return Contexts(*map(max, zip(*parts, strict=True)))
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers.utils import chat_template_utils
 
 from mage_async.errors import PolicyError
@@ -162,3 +164,11 @@ def test_settings_of_an_earlier_batch_neither_cut_nor_pad_a_text(tmp_path: Path)
     saved |= {"truncation": truncation, "padding": padding}
     file.write_text(json.dumps(saved), encoding="utf-8")
     assert load_chat(tmp_path).encode(text) == wanted
+
+
+def test_characters_that_a_vocabulary_lacks_are_no_special_tokens(tmp_path: Path) -> None:
+    save_text_model(tmp_path)
+    tokenizer = Tokenizer(BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<unk>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_chat(tmp_path).encode_data("a\u00e9a") == (1, 0, 1)

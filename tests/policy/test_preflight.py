@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.trainers import BpeTrainer
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Tiny
@@ -89,6 +93,15 @@ def test_the_type_of_a_model_is_checked_before_its_files(directory: Path) -> Non
         config.write_text(json.dumps({"model_type": kind, "tie_word_embeddings": False}))
         with pytest.raises(PolicyError, match=rf"{kind}' cannot be {fault}: .*qwen2.*serves gemma"):
             run_preflight(pretrained(directory), 1, say=print)
+
+
+def test_a_tokenizer_that_does_not_give_texts_back_is_refused(directory: Path) -> None:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.train_from_iterator(["<action>sage</action>"], BpeTrainer(show_progress=False))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    with pytest.raises(PolicyError, match=r"is read as '< action > .* Take a tokenizer with"):
+        run_preflight(pretrained(directory), 1, say=print)
 
 
 def test_a_chat_template_that_is_no_template_is_one_sentence(directory: Path) -> None:
