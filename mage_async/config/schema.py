@@ -671,6 +671,7 @@ def check_installed(learner: Learner) -> None:
 SignatureName = Literal[
     "not_finite",
     "no_variance",
+    "rare_rewards",
     "truncation",
     "invalid_actions",
     "entropy_collapse",

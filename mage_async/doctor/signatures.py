@@ -23,7 +23,7 @@ from mage_async.environments.catalogue import names
 from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
 from mage_async.results.intervals import noise
-from mage_async.results.progress import printable
+from mage_async.results.progress import RARE, RARE_CURES, printable
 from mage_async.results.run_files import Record, RunRecords
 
 
@@ -216,6 +216,15 @@ def no_variance(run: History) -> Sightings:
             else f"no episode of {len(steps)} steps has earned any reward"
         )
         yield Sighting(f"{share:.0%} of sampled tokens have advantage 0; {earned}")
+
+
+def rare_rewards(run: History) -> Sightings:
+    """Hardly an episode earns anything, so that most trials have nothing to be compared with."""
+    steps = run.recent("earning_share", 8)
+    share, earned = run.mean("earning_share", 8), run.latest_return()
+    # Where the reward is a cost, earning nothing is best.
+    if len(steps) == 8 and 0 < share < RARE and earned >= 0 and not run.is_solved():
+        yield Sighting(f"{share:.1%} of the episodes of eight steps earned anything")
 
 
 FEW_EFFECTIVE = 0.3
@@ -660,10 +669,12 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
         )
 
 
-FOLLOW_FROM_NO_VARIANCE = {"memory_unused", "swap_harmless"}
-"""Signatures of evaluations that are not reported while `no_variance` shows: a policy without a
-training signal cannot have learned to use its memory. `Doctor.conclude` asks this of the last step
-alone, whichever step an evaluation belongs to."""
+UNTAUGHT = ("no_variance", "rare_rewards")
+"""Signatures of a policy with hardly any training signal."""
+FOLLOW_FROM_UNTAUGHT = {"memory_unused", "swap_harmless"}
+"""Signatures of evaluations that are not reported while one of `UNTAUGHT` shows: such a policy
+cannot have learned to use its memory. `Doctor.conclude` asks this of the last step alone, whichever
+step an evaluation belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -699,6 +710,11 @@ SIGNATURES = {
         no_variance,
         steps_in_a_row=5,
         needs="zero_advantage_share",
+    ),
+    "rare_rewards": Signature(
+        f"{RARE_CURES[0].upper()}{RARE_CURES[1:]}.",
+        rare_rewards,
+        needs="earning_share",
     ),
     "truncation": Signature(
         "Raise transcript.max_action_tokens; for whole trials raise engine.max_tokens.",
@@ -903,11 +919,12 @@ class Doctor:
     def evaluated(self, evaluation: Record) -> list[Finding]:
         """Examine a point of the curve, or the final evaluation."""
         version = evaluation["version"]
-        lasted = max(
-            (length for _, length in self._streaks.get("no_variance", {}).values()), default=0
+        is_untaught = any(
+            length >= SIGNATURES[name].steps_in_a_row
+            for name in UNTAUGHT
+            for _, length in self._streaks.get(name, {}).values()
         )
-        is_untaught = lasted >= SIGNATURES["no_variance"].steps_in_a_row
-        followers = FOLLOW_FROM_NO_VARIANCE if is_untaught else set()
+        followers = FOLLOW_FROM_UNTAUGHT if is_untaught else set()
         found = [
             _finding(name, seen, version, version)
             for name, signature in SIGNATURES.items()

@@ -29,6 +29,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "Mean return of each episode over the trials of the batch; an episode that a curriculum "
         "has not reached repeats the last one played.",
     ),
+    "earning_share": ("share", "Episodes that earned any reward, of all episodes."),
     "invalid_actions_per_trial": ("actions", "Actions that were refused or could not be parsed."),
     "valid_action_share": ("share", "Actions that were parsed and accepted, of all actions."),
     "truncated_action_share": (
@@ -191,6 +192,7 @@ def batch_metrics(
     num_actions = sum(trial.num_actions() for trial in trials)
     return {
         **_returns(trials, environment, num_episodes),
+        "earning_share": earning_share(trials),
         "invalid_actions_per_trial": totals["invalid_actions"] / num_trials,
         "valid_action_share": 1.0 - totals["invalid_actions"] / max(1, num_actions),
         **_injections(trials),
@@ -206,6 +208,12 @@ def batch_metrics(
         **_reuse_by_episode(trials),
         **_provenance_shares(trials),
     }
+
+
+def earning_share(trials: Sequence[Trial]) -> float:
+    """Return the share of episodes that earned any reward."""
+    earned = [reward != 0 for trial in trials for reward in trial.episode_rewards()]
+    return sum(earned) / max(1, len(earned))
 
 
 def batch_totals(groups: Sequence[Group]) -> dict[str, int]:

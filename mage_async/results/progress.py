@@ -16,6 +16,7 @@ from typing import Any
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of
+from mage_async.results.metrics import earning_share
 from mage_async.results.run_files import Event, run_history
 from mage_async.trajectory import Group, Kind, Trial
 
@@ -33,6 +34,18 @@ task.
 """
 ENOUGH_TRIALS = 16
 """Number of trials below which `Signal` reports nothing, because so few may be alike by chance."""
+
+RARE = 0.03
+"""Share of episodes that earn any reward below which rewards are rare: of a group of eight trials
+of three episodes, hardly two trials earn anything then."""
+ENOUGH_EPISODES = 300
+"""Number of episodes below which rewards are not said to be rare."""
+RARE_CURES = (
+    "begin with easier tasks, along a ladder (environment.ladder), or pay for a part of the way; "
+    "replace groups that earn the same (admission.replaced_groups), or raise "
+    "admission.trials_per_group"
+)
+"""What to do where rewards are rare."""
 
 
 # Kinds of reasons for which groups are dropped. The reason of a drop names its task, seed and turn,
@@ -546,14 +559,15 @@ class Signal:
 
     There is no signal if no action was ever valid, if no reward was ever earned, or if all trials
     that are compared with each other earned the same: those of a group, or of a whole batch if
-    `advantage.baseline` lacks "group". Their advantages are then all zero. Each fault is reported
-    once.
+    `advantage.baseline` lacks "group". Their advantages are then all zero. There is little where
+    hardly an episode earns anything. Each fault is reported once.
     """
 
     def __init__(self, config: Config, environment: Environment) -> None:
         self._config, self._environment = config, environment
         self._facts = environment.facts
-        self._num_trials = 0
+        self._num_trials = self._num_episodes = 0
+        self._num_earning = 0.0
         self._is_reward_seen = self._is_valid_seen = self._is_spread_seen = False
         self._reported: set[str] = set()
 
@@ -568,6 +582,9 @@ class Signal:
         trials = [trial for group in groups for trial in group.trials]
         actions = [turn for trial in trials for turn in trial.turns if turn.kind is Kind.ACT]
         self._num_trials += len(trials)
+        num_episodes = sum(len(trial.episode_rewards()) for trial in trials)
+        self._num_episodes += num_episodes
+        self._num_earning += num_episodes * earning_share(trials)
         self._is_valid_seen |= any(turn.is_valid for turn in actions)
         self._is_reward_seen |= any(turn.reward for turn in actions)
         is_by_group = "group" in self._config.advantage.baseline
@@ -578,19 +595,29 @@ class Signal:
             return None
         if not self._is_valid_seen:
             last = actions[-1].action if actions else ""
-            return self._once("no valid action", self._no_valid_action(last))
+            return self._once("nothing", "no valid action", self._no_valid_action(last))
         if not self._is_reward_seen:
-            return self._once("no reward", self._no_reward())
+            return self._once("nothing", "no reward", self._no_reward())
         if not self._is_spread_seen:
-            return self._once("no variance", self._no_variance(trials))
+            return self._once("nothing", "no variance", self._no_variance(trials))
+        share = self._num_earning / max(1, self._num_episodes)
+        if share < RARE and self._num_episodes >= ENOUGH_EPISODES:
+            text = (
+                f"{share:.1%} of {self._num_episodes} episodes have earned anything: {RARE_CURES}."
+            )
+            return self._once("little", "rare rewards", text)
         return None
 
-    def _once(self, kind: str, text: str) -> str | None:
-        """Return a sentence the first time that a kind of fault is found, later None."""
+    def _once(self, much: str, kind: str, text: str) -> str | None:
+        """Return a sentence the first time that a kind of fault is found, later None.
+
+        Args:
+            much: How much there is to learn from.
+        """
         if kind in self._reported:
             return None
         self._reported.add(kind)
-        return f"nothing to learn from: {text}"
+        return f"{much} to learn from: {text}"
 
     # Each of the next methods writes the sentence of one fault: its likely cause in this
     # environment, then the keys that change it.

@@ -468,6 +468,19 @@ def test_processes_that_a_class_leaves_running_end_with_the_command(vault: Path)
         assert "processes were left running, which are killed: sleep (" in done.stderr
 
 
+def test_the_share_of_random_episodes_that_earn_anything_is_said_where_it_is_small(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = RARE.replace("SOMETIMES", "return 'yes', float(action == self.side), True")
+    text = text.replace('no"), float(action == self.side)', 'no"), 0.0').replace("% 16", "% 64")
+    (vault / "rare.py").write_text(text)
+    assert main(["check", "rare:Rare"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        r"  1\.\d% of the episodes of random play earned anything: begin with ea", said
+    )
+
+
 def test_a_class_that_waits_is_checked_in_the_time_that_there_is(
     vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

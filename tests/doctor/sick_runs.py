@@ -63,6 +63,7 @@ def _raising_once(record: Record, k: int) -> Record:
 SICKNESSES: dict[str, Sickness] = {
     "not_finite": lambda r, k: {"loss": math.nan, "grad_norm": math.inf, "skipped_updates": 1.0},
     "no_variance": lambda r, k: {"zero_advantage_share": 1.0, **_returning(r, -0.8)},
+    "rare_rewards": lambda r, k: {"earning_share": 0.01},
     "truncation": lambda r, k: {"truncated_action_share": 0.2},
     "invalid_actions": lambda r, k: {"valid_action_share": 0.97 - 0.03 * k},
     "entropy_collapse": lambda r, k: {"entropy": 0.5 * 0.5**k, **_returning(r, 0.5)},

@@ -68,6 +68,15 @@ def test_a_credit_that_pays_early_episodes_is_not_advised_again() -> None:
         assert "credit.kind" in remedy(*other)
 
 
+def test_where_rewards_are_rare_more_steps_are_not_advised() -> None:
+    rare = {"earning_share": 0.01, "return_by_episode": [0.0, 0.01, 0.01]}
+    looks = doctor()
+    found = [each for record in healthy()[:20] for each in looks.step(record | rare)]
+    found += looks.evaluated(evaluation(0.01, 0.01, 0.01))
+    assert [each.name for each in found] == ["rare_rewards"]
+    assert "1.0% of the episodes of eight steps earned anything" in found[0].evidence
+
+
 def test_where_no_reward_is_earned_that_is_the_one_finding() -> None:
     nothing = {"zero_advantage_share": 1.0, "return_by_episode": [0.0, 0.0, 0.0]}
     looks = doctor()

@@ -326,6 +326,18 @@ def test_no_reward_is_said_once() -> None:
     assert signal.batch(1, batch((0.0, 0.0, 0.0))) is None
 
 
+def test_rewards_that_hardly_an_episode_earns_are_said_once() -> None:
+    rare = batch((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), num_groups=1)
+    groups = [*rare, *batch((0.0, 0.0, 0.0), num_groups=20)]
+    signal = Signal(CONFIG, RPS)
+    assert signal.batch(0, groups[:10]) is None  # 240 episodes: too few to tell
+    text = signal.batch(1, groups)
+    assert text is not None
+    assert text.startswith("little to learn from: 1.1% of 744 episodes have earned anything: begin")
+    assert "environment.ladder" in text
+    assert signal.batch(2, groups) is None
+
+
 def test_equal_returns_in_every_group_are_said_once() -> None:
     signal = Signal(CONFIG, RPS)
     text = signal.batch(0, batch((1.0, 1.0, 1.0)))

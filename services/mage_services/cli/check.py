@@ -489,9 +489,14 @@ def _earned(trials: list[Any]) -> list[float]:
 
 def _print_what_is_odd(play: _Play, environment: "Environment", trials: list[Any]) -> None:
     """Print what trials of random play have in common that leaves nothing to learn."""
-    earned = _earned(trials)
+    from mage_async.results.metrics import earning_share
+    from mage_async.results.progress import RARE, RARE_CURES
+
+    earned, share = _earned(trials), earning_share(trials)
     if not any(earned):
         print("  random play never earned anything: begin with easier tasks or part rewards")
+    elif share < RARE:
+        print(f"  {share:.1%} of the episodes of random play earned anything: {RARE_CURES}")
     elif len(trials) >= FEWEST and len({*earned}) == 1:
         print(
             f"  every episode of random play earned {earned[0]:+.3f}: if no action changes what an "
