@@ -28,9 +28,10 @@ default. Some defaults depend on the run, and follow in brackets:
   where all weights are trained, not adapters alone).
 
 On processors that multiply in bfloat16, "CPU:" also has `engine.arithmetic = "bfloat16"` and, with
-adapters, `policy.dtype = "bfloat16"`. `mage train --set policy.source=DIR --print-config` shows the
-values of a run. With `--set` a key is written with its section: `--set learner.steps=60`. A table
-that has a key `kind` or `estimator` may be written as that kind alone, as in
+adapters, `policy.dtype = "bfloat16"`. A local model of at most 20 MB of weights has no adapters on
+cores: all of its weights are trained. `mage train --set policy.source=DIR --print-config` shows
+the values of a run. With `--set` a key is written with its section: `--set learner.steps=60`. A
+table that has a key `kind` or `estimator` may be written as that kind alone, as in
 `learner.correction = "tis"`. The kinds of corrections, credits, estimators, matchmakers, weight
 transports and trackers may also be a class of your own, `"module:Class"`.
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Pretrained
 from mage_async.config.section import Section
 from mage_async.config.tables import (
     NONE,
@@ -150,6 +150,13 @@ PROGRAM_ON_CORES: Table = {
 PROGRAMS = ("agent:", "verifiers:")
 """Beginnings of the names of environments in which a program is the agent."""
 
+SMALL_BYTES = 20_000_000
+"""Size of the weights of a local model, in bytes, up to which all of them are trained on cores:
+five million of 32 bits. Adapters spare memory, of which such a model takes none, and they learn
+nothing over weights that are random."""
+ALL_WEIGHTS: Table = {"policy": {"lora": NONE}}
+"""Defaults added to `ON_CORES` for a small model."""
+
 ON_GPU: Table = {"policy": {"dtype": "bfloat16"}, "learner": {"matmul_precision": "high"}}
 """Defaults of a pretrained policy whose learner computes on a GPU: tensor cores multiply 16 bits
 and TF32 several times faster than float32."""
@@ -276,6 +283,9 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
         chosen.append(ON_CORES)
         if any(name.startswith(PROGRAMS) for name in _environment_names(whole)):
             chosen.append(PROGRAM_ON_CORES)
+        if "lora" not in policy and _is_small(policy.get("source")):
+            chosen.append(ALL_WEIGHTS)
+            policy = merged(policy, ALL_WEIGHTS["policy"], Pretrained)
         if _multiplies_bfloat16():
             # `ON_CORES` adds adapters, so here a missing key means adapters.
             is_adapted = policy.get("lora") != NONE
@@ -284,6 +294,15 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     for each in chosen:
         found = merged(found, each, Config)
     return found
+
+
+def _is_small(source: Any) -> bool:
+    """Return whether a source is a model directory with at most `SMALL_BYTES` of weights."""
+    if not isinstance(source, str) or not source:
+        return False
+    folder = Path(os.path.expanduser(source))
+    files = [file for file in folder.glob("*.safetensors") if file.is_file()]
+    return bool(files) and sum(file.stat().st_size for file in files) <= SMALL_BYTES
 
 
 def _has_foreign_environment(whole: Table) -> bool:

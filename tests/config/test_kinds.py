@@ -1,6 +1,7 @@
 """Tables that come in kinds: how a kind is chosen, and what is said of a key of another."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def test_a_source_alone_is_a_pretrained_policy_with_its_own_defaults() -> None:
     assert config.engine.max_tokens > 1000
     assert config.trial == tiny.trial
     check(config)
+
+
+def test_all_weights_of_a_small_local_model_are_trained(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    source = f"policy.source={tmp_path}"
+    assert quickstart(source).policy == Pretrained(source=str(tmp_path))
+    assert quickstart(source, "policy.lora.rank=8").policy.lora == Lora(rank=8)  # type: ignore[union-attr]
+    os.truncate(tmp_path / "model.safetensors", 20_000_001)
+    assert quickstart(source).policy.lora == Lora()  # type: ignore[union-attr]
 
 
 def test_a_source_in_a_file_is_a_pretrained_policy(tmp_path: Path) -> None:

@@ -75,9 +75,10 @@ def test_cloning_in_micro_batches_or_in_16_bits_under_adapters_has_the_same_loss
 ) -> None:
     tiny = config_file.load(config_file.find(None), ["warm_start=none"])
     prepare_policy(tiny, tmp_path / "tiny", print)
-    source = [f"policy.source={tmp_path / 'tiny'}", "transcript.forced_tags=both", *WARM_START]
+    source = [f"policy.source={tmp_path / 'tiny'}", "policy.lora.rank=16", *WARM_START]
     # Four examples have some 500 tokens each.
     source += [
+        "transcript.forced_tags=both",
         "engine.max_tokens=600",
         "learner.shared_opening=false",
         "learner.max_tokens_per_microbatch=0",
