@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mage_async.assembly import environment_of, trial_config_of, with_warm_start
+from mage_async.assembly import environment_of, named_parts, trial_config_of, with_warm_start
 from mage_async.config.schema import (
     Config,
     FromBest,
@@ -23,11 +23,10 @@ from mage_async.config.schema import (
     WarmStart,
     data_files,
 )
+from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, PolicyError, TrialFault, first_line, has_lone_surrogate
 from mage_async.inference.chat_files import load_chat
-from mage_async.inference.model import Model
-from mage_async.inference.scheduler import Scheduler, play_trials
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.agent_run import Message
@@ -74,6 +73,9 @@ LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
 WIN_STAY_RULE = "win_stay.json"
 """File of a policy's directory with the rule of win-stay, lose-shift that it was cloned from."""
+CHECKED_BYTES = 20_000_000
+"""Largest size of a data set whose rows are checked before a run, which takes less than a second.
+"""
 _MESSAGE_KEYS = ("role", "content")
 """Keys of a message in a data set."""
 InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
@@ -121,7 +123,8 @@ def examples_to_clone(
     chat, origin = load_chat(directory, thinking=config.transcript.thinking), "warm-started here"
     is_tiny = isinstance(config.policy, Tiny)
     if isinstance(warm, FromData):
-        return read_examples(warm.path, chat, config.engine.max_tokens), origin, None
+        examples = read_examples(warm.path, chat, config.engine.max_tokens)
+        return examples, f"{origin}{_unlike_the_run(config, examples, chat)}", None
     words = word_tokens(environment_of(config), chat)
     if isinstance(warm, FromWinStay):
         played = _win_stay_trials(config, warm, chat, in_time)
@@ -136,7 +139,24 @@ def examples_to_clone(
         trials = best_trials(config, warm, directory, chat)
     else:
         trials = watch(partial(_demonstrations, config, warm, chat))
-    return examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0), origin, None
+    examples = examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0)
+    return examples, origin, None
+
+
+def _unlike_the_run(config: Config, examples: Sequence[Example], chat: ChatFormat) -> str:
+    """Return a clause if examples lack the rules with which each context of the run begins."""
+    parts = [part for _, part in named_parts(config)]
+    if not config.transcript.rules or any(isinstance(part, AgentTasks) for part in parts):
+        return ""
+    rules = [part.rules() for part in parts]
+    texts = (chat.decode(example.tokens.tolist()) for example in examples)
+    num_missing = sum(not any(each in text for each in rules) for text in texts)
+    if not num_missing:
+        return ""
+    return (
+        f"; {num_missing} of {len(examples)} rows lack the rules with which each context of the "
+        "run begins (`mage check` prints them)"
+    )
 
 
 def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[Trial]:
@@ -249,6 +269,10 @@ def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatForma
         CallFault: a call of the environment failed, or is a coroutine that has to wait, for which
             there is no event loop here.
     """
+    # Imports torch, which the check of a data set before a run does not need.
+    from mage_async.inference.model import Model
+    from mage_async.inference.scheduler import Scheduler, play_trials
+
     environment = environment_of(config)
     trial_config = trial_config_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/own play")
@@ -380,8 +404,39 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> Example:
     """Return a row of a data set as an example; `where` names the row in errors."""
-    is_table = isinstance(row, dict)
     tokens: Sequence[int]
+    content = _content(row, where)
+    if isinstance(content, str):
+        tokens = chat.encode(content)
+        is_own = [True] * len(tokens)
+    else:
+        try:
+            tokens, is_own = chat.conversation(content)
+        except PolicyError as error:
+            raise ConfigError(f"{where}: {error}") from error
+    if not any(is_own[1:max_tokens]):
+        raise ConfigError(f"{where}: the assistant says nothing in the first {max_tokens} tokens")
+    kept = np.array(tokens[:max_tokens], np.int64)
+    weights = np.array(is_own[:max_tokens], np.float32)
+    return Example(kept, weights, np.full(len(kept), -1))
+
+
+def check_rows(path: str) -> None:
+    """Check the form of a data set's rows without a tokenizer, if it is at most `CHECKED_BYTES`.
+
+    Raises:
+        ConfigError: as `read_examples`, but for what a tokenizer or a chat template finds.
+    """
+    files = data_files(path)
+    if sum(file.stat().st_size for file in files) <= CHECKED_BYTES:
+        for file in files:
+            for where, row in _rows(file):
+                _content(row, where)
+
+
+def _content(row: Any, where: str) -> list[ChatMessage] | str:
+    """Return the messages of a row of a data set, or its text."""
+    is_table = isinstance(row, dict)
     if is_table and isinstance(row.get("messages"), list):
         if not all(map(_is_message, row["messages"])):
             raise ConfigError(
@@ -389,24 +444,15 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
             )
         messages = [_with_calls(each, where) for each in row["messages"]]
         _check_texts((each[key] for each in messages for key in _MESSAGE_KEYS), where)
-        try:
-            tokens, is_own = chat.conversation(messages)
-        except PolicyError as error:
-            raise ConfigError(f"{where}: {error}") from error
-    elif is_table and isinstance(row.get("text"), str):
+        return messages
+    if is_table and isinstance(row.get("text"), str):
         _check_texts([row["text"]], where)
-        tokens = chat.encode(row["text"])
-        is_own = [True] * len(tokens)
-    else:
-        raise ConfigError(
-            f"{where}: a row must have `messages`, a list of tables with `role` and `content`, or "
-            "`text`"
-        )
-    if not any(is_own[1:max_tokens]):
-        raise ConfigError(f"{where}: the assistant says nothing in the first {max_tokens} tokens")
-    kept = np.array(tokens[:max_tokens], np.int64)
-    weights = np.array(is_own[:max_tokens], np.float32)
-    return Example(kept, weights, np.full(len(kept), -1))
+        text: str = row["text"]
+        return text
+    raise ConfigError(
+        f"{where}: a row must have `messages`, a list of tables with `role` and `content`, or "
+        "`text`"
+    )
 
 
 def _check_texts(texts: Iterable[str], where: str) -> None:

@@ -19,18 +19,25 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async import algorithm
 from mage_async.assembly import check_keys, environment_of
 from mage_async.config import config_file
-from mage_async.config.schema import FromScript, Learner, Tiny
+from mage_async.config.schema import Config, FromScript, Learner, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning import optimizer
 from mage_async.policy import initial_policy
 from mage_async.policy import warm_start as warm_start_module
-from mage_async.policy.demonstrations import Example, best_trials, read_examples
+from mage_async.policy.demonstrations import (
+    Example,
+    best_trials,
+    examples_to_clone,
+    read_examples,
+    untimed,
+)
 from mage_async.policy.initial_policy import cache_folder, policy_key, prepare_policy
 from mage_async.policy.load import build_tiny, load_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy.warm_start import warm_start
 from mage_async.trials.chat_format import ChatFormat
+from mage_services.api.start_to_report import check_start
 
 if TYPE_CHECKING:
     from mage_async.policy.warm_start import Progress
@@ -493,6 +500,22 @@ def test_a_row_that_cannot_be_cloned_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_examples(str(data_set(tmp_path, row)), tiny_chat, 100)
+
+
+def test_rows_are_checked_before_a_run_and_must_begin_as_its_contexts(
+    tmp_path: Path, tiny_chat: ChatFormat
+) -> None:
+    def config(*rows: object) -> Config:
+        keys = (f"warm_start.path={data_set(tmp_path, *rows)}", "warm_start.kind=data")
+        keys += ("transcript.rules=true", "engine.max_tokens=2000", "environment.name=rps")
+        return config_file.load(config_file.find(None), list(keys))
+
+    with pytest.raises(ConfigError, match=r"line 2: a row must have `messages`"):
+        check_start(config({"text": "rock"}, {"prompt": "rock"}))
+    given = config({"messages": MESSAGES}, {"text": environment_of(config({})).rules()})
+    assert given.warm_start is not None
+    _, origin, _ = examples_to_clone(given, given.warm_start, tmp_path, untimed)
+    assert "; 1 of 2 rows lack the rules with which each context of the run begins" in origin
 
 
 def test_a_file_may_begin_with_a_bom_and_have_blank_lines_and_other_bytes_are_named(

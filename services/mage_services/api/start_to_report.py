@@ -35,6 +35,7 @@ from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
 from mage_async.config.schema import (
     Config,
     Embedded,
+    FromData,
     FromScriptIfAny,
     FromWinStay,
     Pretrained,
@@ -45,6 +46,7 @@ from mage_async.doctor import Doctor
 from mage_async.environments.catalogue import file_name
 from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFailed
 from mage_async.pages.report import render
+from mage_async.policy.demonstrations import check_rows
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
     Record,
@@ -199,6 +201,8 @@ def check_start(config: Config, *, is_resumed: bool = False) -> None:
     check_installed(config.learner)
     if not is_resumed:
         check_source(config.policy)
+        if isinstance(config.warm_start, FromData):
+            check_rows(config.warm_start.path)
 
 
 def _write_start(
