@@ -338,11 +338,12 @@ class WarmStart(Variant):
 
 
 class GatedWarmStart(WarmStart):
-    """Behaviour cloning that goes on after `steps` until the model uses earlier episodes."""
+    """Behaviour cloning that goes on after `steps` until the gate opens."""
 
     gate: Share = 1.0
     """Go on after `steps` until the loss on observations in the last episode is at most this share
-    of the loss in the first episode: then the model uses earlier episodes. 1.0 is no gate."""
+    of the loss in the first episode. A model that uses earlier episodes comes to that; so does any
+    if the last observations are easier to predict, which the run says. 1.0 is no gate."""
     max_steps: Natural = 400
     """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
     rate."""
@@ -353,7 +354,8 @@ class FromScript(GatedWarmStart, tag="script"):
 
     gate: Share = 0.8
     """Go on after `steps` until the loss on observations in the last episode is at most this share
-    of the loss in the first episode: then the model uses earlier episodes. 1.0 is no gate."""
+    of the loss in the first episode. A model that uses earlier episodes comes to that; so does any
+    if the last observations are easier to predict, which the run says. 1.0 is no gate."""
 
 
 class FromScriptIfAny(FromScript, tag="auto"):

@@ -19,6 +19,7 @@ from mage_async.config.schema import (
     FromData,
     FromRandom,
     FromWinStay,
+    GatedWarmStart,
     Tiny,
     WarmStart,
     data_files,
@@ -140,6 +141,8 @@ def examples_to_clone(
     else:
         trials = watch(partial(_demonstrations, config, warm, chat))
     examples = examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0)
+    if isinstance(warm, GatedWarmStart) and warm.gate < 1.0:
+        origin += _open_without_memory(examples, warm.gate)
     return examples, origin, None
 
 
@@ -156,6 +159,25 @@ def _unlike_the_run(config: Config, examples: Sequence[Example], chat: ChatForma
     return (
         f"; {num_missing} of {len(examples)} rows lack the rules with which each context of the "
         "run begins (`mage check` prints them)"
+    )
+
+
+def _open_without_memory(examples: Sequence[Example], gate: float) -> str:
+    """Return a clause if a model passes the gate that knows how frequent words are in an episode,
+    and nothing else: the entropy of these frequencies is the loss of such a model.
+    """
+    last = max(int(each.episodes.max()) for each in examples)
+    losses = list[float]()
+    for episode in (0, last):
+        words = np.concatenate([each.tokens[each.episodes == episode] for each in examples])
+        shares = np.unique(words, return_counts=True)[1] / max(1, len(words))
+        losses.append(-float(shares @ np.log(shares)))
+    if not losses[0] or not 0 < losses[1] / losses[0] <= gate:
+        return ""
+    return (
+        f"; its gate does not show that earlier episodes are used: how frequent words are is "
+        f"enough for a ratio of {losses[1] / losses[0]:.2f}, and warm_start.gate is {gate}: lower "
+        "it"
     )
 
 

@@ -4,7 +4,8 @@ context.
 `demonstrations.py` makes the examples. Two choices were made by measurements. Tokens that the chat
 template forces get a small weight, because otherwise they dominate the mean loss. RL begins only
 when the loss on the observations of the last episode has fallen below that of the first one (the
-gate): only then has the model learned to use earlier episodes.
+gate), as it does in a model that uses earlier episodes. It falls too where the observations of the
+last episode are by themselves easier to predict, which `demonstrations.py` says.
 """
 
 import math
@@ -44,7 +45,8 @@ class Progress:
     gate: float
     """Ratio that is compared with `warm_start.gate`: the loss on observations of the last episode
     over that of the first. With win-stay, lose-shift it is compared with `warm_start.repeat_gate`:
-    the loss on repeated actions over that on actions that are only tried. NaN before it is known.
+    the loss on repeated actions over that on actions that are only tried. NaN before it is known,
+    and where there is one episode.
     """
     num_skipped: int = 0
     """Number of steps so far whose gradient was not finite, and which changed nothing."""
@@ -117,7 +119,9 @@ def warm_start(
             shown_steps = int(min(falls_at, max_steps)) + warm.steps
         else:
             shown_steps = warm.steps if step <= warm.steps else max_steps
-        progress = Progress(step, shown_steps, loss, gate, num_skipped)
+        # Of a single episode, as in rows of a data set, there is nothing to compare.
+        shown_gate = gate if sums.shape[1] > 1 else math.nan
+        progress = Progress(step, shown_steps, loss, shown_gate, num_skipped)
         report(progress)
     return progress
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from mage_async.policy import initial_policy
 from mage_async.policy import warm_start as warm_start_module
 from mage_async.policy.demonstrations import (
     Example,
+    _open_without_memory,
     best_trials,
     examples_to_clone,
     read_examples,
@@ -59,8 +61,9 @@ def test_a_pretrained_model_is_cloned_under_adapters_and_merged(tmp_path: Path) 
     config = config_file.load(config_file.find(None), [*changes, *WARM_START])
     said: list[Progress] = []
     prepare_policy(config, tmp_path / "cloned", said.append)
-    assert [(progress.step, math.isfinite(progress.gate)) for progress in said] == [
-        (1, False),
+    # The gate compares episodes, and there is one.
+    assert [(progress.step, math.isnan(progress.gate)) for progress in said] == [
+        (1, True),
         (2, True),
     ]
     before, after = (
@@ -516,6 +519,18 @@ def test_rows_are_checked_before_a_run_and_must_begin_as_its_contexts(
     assert given.warm_start is not None
     _, origin, _ = examples_to_clone(given, given.warm_start, tmp_path, untimed)
     assert "; 1 of 2 rows lack the rules with which each context of the run begins" in origin
+
+
+def test_a_gate_that_frequencies_of_words_open_is_named() -> None:
+    """The last episode says one thing in nine of ten cases, the first one two as often."""
+    episodes = np.repeat([0, 1], 10)
+    tokens = np.array([1, 2] * 5 + [1] * 9 + [2])
+    example = Example(tokens, np.ones(20, np.float32), episodes)
+    assert "enough for a ratio of 0.47, and warm_start.gate is 0.8" in _open_without_memory(
+        [example], 0.8
+    )
+    assert not _open_without_memory([example], 0.4)
+    assert not _open_without_memory([replace(example, episodes=episodes * 0)], 0.8)
 
 
 def test_a_file_may_begin_with_a_bom_and_have_blank_lines_and_other_bytes_are_named(
