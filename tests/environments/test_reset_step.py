@@ -37,6 +37,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
     """Write a module of the user's, and give the configuration that plays a class of it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    # Otherwise a module that is written again within a second, with as many bytes, would have the
+    # bytecode of before.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def written(source: str, *assignments: str, name: str = "Own") -> Config:
         monkeypatch.delitem(sys.modules, "own", raising=False)
