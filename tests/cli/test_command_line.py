@@ -77,7 +77,7 @@ def test_ctrl_c_ends_a_command_with_one_line(
     # While modules are imported nothing can be said.
     monkeypatch.setattr("mage_services.cli.main.main", interrupt)
     monkeypatch.setattr(sys, "argv", ["mage", "check"])
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # which `launch.main` sets; restored after the test
     with pytest.raises(SystemExit) as ended:
         launch.main()
     assert ended.value.code == 130
