@@ -7,7 +7,7 @@ The summary of an interrupted run has only the keys that can be known, and `comp
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -424,6 +424,14 @@ def set_rows(scores: Mapping[str, Score]) -> dict[str, EpisodeRow]:
     }
 
 
+def num_decimals(values: Iterable[float]) -> int:
+    """Return how many decimals returns are shown with: 3, or more if all are smaller than 0.01, so
+    that two or three digits are left of them.
+    """
+    largest = max(map(abs, values), default=0.0)
+    return 3 if largest >= 0.01 or not largest else 3 + int(-math.log10(largest))
+
+
 def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
     """Return the known held-out returns, such as those of random play, for comparison.
 
@@ -467,10 +475,11 @@ def worse_note(summary: Mapping[str, Any]) -> str:
         return ""
     best, evaluated = summary.get("best_step"), summary.get("evaluated_step")
     cure = f"; the best checkpoint is that of step {best}: mage evaluate RUN_DIR --checkpoint best"
-    names = " and than ".join(f"{row.label}, {row.values[-1]:+.3f}" for row in better)
+    digits = num_decimals(row.values[-1] for row in (own, *better))
+    names = " and than ".join(f"{row.label}, {row.values[-1]:+.{digits}f}" for row in better)
     return (
-        f"step {evaluated} earns {own.values[-1]:+.3f} in the last held-out episode, less than "
-        f"{names}{'' if best in (None, evaluated) else cure}"
+        f"step {evaluated} earns {own.values[-1]:+.{digits}f} in the last held-out episode, less "
+        f"than {names}{'' if best in (None, evaluated) else cure}"
     )
 
 

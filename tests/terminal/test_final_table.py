@@ -37,6 +37,13 @@ def test_the_final_table_sets_the_controls_and_references_beside_the_return(run)
     assert all(len(line) <= 80 for line in table)
 
 
+def test_returns_in_a_small_unit_are_shown_with_as_many_digits(run):
+    heldout = summary()["evaluation"]["heldout"]
+    for key in ("return_by_episode", "ci95_by_episode"):
+        heldout[key] = [value / 100 for value in heldout[key]]
+    assert "+0.00746 ±0.00033" in table_text(summary(evaluation={"heldout": heldout}), run)
+
+
 def test_a_label_with_brackets_is_printed_as_it_is_written(run):
     named = {"oracle [best]": [0.9] * 3, "x [/b]": [0.8] * 3, ":dice: [red]": [0.7] * 3}
     text = table_text(summary(references={"heldout": named}), run)

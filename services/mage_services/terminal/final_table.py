@@ -21,6 +21,7 @@ from mage_async.results.summary import (
     diversity_row,
     environment_rows,
     harder_rows,
+    num_decimals,
     probe_rows,
     reference_rows,
     set_rows,
@@ -85,14 +86,17 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
     for episode in shown:
         table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
 
+    digits = num_decimals(value for row in set_rows(scores).values() for value in row.values)
+
     def add(row: EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
         """Add a row of returns, with their half-widths if there are some."""
         cells = []
         for k in shown:
-            value = f"{round(row.values[k], 3) + 0.0:{sign}.3f}"  # no -0.000
+            value = f"{round(row.values[k], digits) + 0.0:{sign}.{digits}f}"  # no -0.000
             halves = row.half_widths
             # Spaces of the same width, so that the values stand below one another.
-            half_width = "       " if halves is None else f" {plus_minus}{halves[k]:.3f}"
+            empty = " " * (4 + digits)
+            half_width = empty if halves is None else f" {plus_minus}{halves[k]:.{digits}f}"
             cells.append(value + half_width)
         # A user's class names its references, so a label may hold brackets: plain text, no markup.
         plain = Text(label or row.label)
