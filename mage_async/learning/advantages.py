@@ -18,6 +18,7 @@ torch is imported inside of functions only, because processes that never need to
 module with the configuration.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -182,7 +183,7 @@ class GroupMean(Advantage, tag="group_mean"):
             return values
         scales = _cells(table, self.scale, self.weight, device)
         if self.epsilon_unit == "range":
-            unit = _on(device, _ranges(table.returns, table.cells(self.scale)))
+            unit = _ranges(returns, scales)
             values, returns = values / unit, returns / unit
         # A cell whose root mean square is no larger than the rounding error of its largest return
         # gives 0.
@@ -268,8 +269,8 @@ def turn_advantages(
     returns = table.trial_scores() if is_trial_score else table.returns
     if config.penalise == "return":
         # A trial has one score, from which all of its penalties are subtracted.
-        of_trial = np.bincount(table.trial, penalties)[table.trial]
-        returns = returns - (of_trial if is_trial_score else penalties)
+        charged = np.bincount(table.trial, penalties)[table.trial] if is_trial_score else penalties
+        returns = returns - charged
     table = replace(table, returns=returns)
     if config.penalise != "advantage":
         table = replace(table, episode_score=table.episode_score - penalties)
@@ -277,13 +278,14 @@ def turn_advantages(
     return values - _on(device, penalties) if config.penalise == "advantage" else values
 
 
-def _ranges(values: np.ndarray, cells: np.ndarray) -> np.ndarray:
+def _ranges(values: "Tensor", cells: "Cells") -> "Tensor":
     """Return the range of the values in each turn's cell, or 1 where it is 0: float64 `[N]`."""
-    low, high = np.full(len(values), np.inf), np.full(len(values), -np.inf)
-    np.minimum.at(low, cells, values)
-    np.maximum.at(high, cells, values)
-    ranges: np.ndarray = (high - low)[cells]
-    return np.where(ranges > 0.0, ranges, 1.0)
+    low, high = (
+        values.new_full((cells.num_cells,), beyond).scatter_reduce(0, cells.ids, values, reduce)
+        for beyond, reduce in ((math.inf, "amin"), (-math.inf, "amax"))
+    )
+    ranges = (high - low)[cells.ids]
+    return ranges.where(ranges > 0.0, 1.0)
 
 
 def _cells(

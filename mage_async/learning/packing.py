@@ -129,15 +129,13 @@ def _parts(
 ) -> Iterator[_Part]:
     """Yield the segments of a trial with a trained turn, in order; see `sequences_of`."""
     for place, segment in enumerate(trial.segments):
-        turns = [turn for turn in trial.turns if turn.segment == place]
-        numbers = [
-            number
-            for number, turn in enumerate(trial.turns)
-            if turn.segment == place
-            and turn.kind in kinds
-            and segment.is_sampled[turn.start : turn.stop].any()
+        own = [each for each in enumerate(trial.turns) if each[1].segment == place]
+        trained = [
+            (number, turn)
+            for number, turn in own
+            if turn.kind in kinds and segment.is_sampled[turn.start : turn.stop].any()
         ]
-        if not numbers:
+        if not trained:
             continue
         alternatives = {
             advice.place: advice.token
@@ -145,9 +143,11 @@ def _parts(
             # -1: equal, or not comparable token by token
             if advice.place >= 0 and trial.turns[advice.turn].segment == place
         }
-        changes = role_changes(turns, trial.num_episodes, second_role) if second_role else ()
-        trained = [trial.turns[number] for number in numbers]
-        yield _Part(segment, numbers, trained, alternatives, changes)
+        changes: tuple[int, ...] = ()
+        if second_role:
+            changes = role_changes((turn for _, turn in own), trial.num_episodes, second_role)
+        numbers, turns = [number for number, _ in trained], [turn for _, turn in trained]
+        yield _Part(segment, numbers, turns, alternatives, changes)
 
 
 def training_sequences(

@@ -210,9 +210,14 @@ def batch_metrics(
     }
 
 
+def earning_episodes(trials: Sequence[Trial]) -> list[bool]:
+    """Return for each episode of some trials whether it earned any reward."""
+    return [reward != 0 for trial in trials for reward in trial.episode_rewards()]
+
+
 def earning_share(trials: Sequence[Trial]) -> float:
     """Return the share of episodes that earned any reward."""
-    earned = [reward != 0 for trial in trials for reward in trial.episode_rewards()]
+    earned = earning_episodes(trials)
     return sum(earned) / max(1, len(earned))
 
 

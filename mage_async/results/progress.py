@@ -16,7 +16,7 @@ from typing import Any
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of
-from mage_async.results.metrics import earning_share
+from mage_async.results.metrics import earning_episodes
 from mage_async.results.run_files import Event, run_history
 from mage_async.trajectory import Group, Kind, Trial
 
@@ -566,8 +566,7 @@ class Signal:
     def __init__(self, config: Config, environment: Environment) -> None:
         self._config, self._environment = config, environment
         self._facts = environment.facts
-        self._num_trials = self._num_episodes = 0
-        self._num_earning = 0.0
+        self._num_trials = self._num_episodes = self._num_earning = 0
         self._is_reward_seen = self._is_valid_seen = self._is_spread_seen = False
         self._reported: set[str] = set()
 
@@ -582,9 +581,9 @@ class Signal:
         trials = [trial for group in groups for trial in group.trials]
         actions = [turn for trial in trials for turn in trial.turns if turn.kind is Kind.ACT]
         self._num_trials += len(trials)
-        num_episodes = sum(len(trial.episode_rewards()) for trial in trials)
-        self._num_episodes += num_episodes
-        self._num_earning += num_episodes * earning_share(trials)
+        earned = earning_episodes(trials)
+        self._num_episodes += len(earned)
+        self._num_earning += sum(earned)
         self._is_valid_seen |= any(turn.is_valid for turn in actions)
         self._is_reward_seen |= any(turn.reward for turn in actions)
         is_by_group = "group" in self._config.advantage.baseline

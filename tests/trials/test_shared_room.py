@@ -1,11 +1,13 @@
 """The episodes of a trial share the engine's context: none is dropped for its length."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
+from mage_async.trajectory import Trial
 
 ENDLESS = '''
 class Endless:
@@ -23,21 +25,29 @@ class Endless:
 '''
 
 
+def trials_of(
+    source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str
+) -> tuple[Trial, ...]:
+    """The two trials of a group in the class `Endless` of a module's source."""
+    (folder / "endless.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "endless", raising=False)
+    settings = [
+        *("environment.name=endless:Endless", "warm_start=none", *keys),
+        *("admission.groups_per_step=1", "admission.trials_per_group=2"),
+    ]
+    config = config_file.load(config_file.find(None), settings)
+    return InProcessRun(config, prepare(config, folder)).play_batch()[0].trials
+
+
 @pytest.mark.parametrize("memory", ["history", "reflection"])
 @pytest.mark.parametrize("observation", ['"more more more"', '"more " * 90', '"more " * 5000'])
 def test_an_episode_ends_where_it_has_used_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, observation: str
 ) -> None:
-    (tmp_path / "endless.py").write_text(ENDLESS.format(observation=observation))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "endless", raising=False)
-    settings = [
-        *("environment.name=endless:Endless", "warm_start=none", f"trial.memory={memory}"),
-        *("admission.groups_per_step=1", "admission.trials_per_group=2", "engine.max_tokens=200"),
-    ]
-    config = config_file.load(config_file.find(None), settings)
-    run = InProcessRun(config, prepare(config, tmp_path))
-    for trial in run.play_batch()[0].trials:
+    source = ENDLESS.format(observation=observation)
+    keys = f"trial.memory={memory}", "engine.max_tokens=200"
+    for trial in trials_of(source, tmp_path, monkeypatch, *keys):
         assert trial.num_cut_episodes == trial.num_played() == 3
         assert max(turn.stop for turn in trial.turns) <= 200
         earned = trial.episode_rewards()
@@ -49,17 +59,11 @@ def test_an_episode_ends_where_it_has_used_its_share(
 def test_an_episode_is_cut_before_a_strategy_leaves_no_room_for_its_action(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "endless.py").write_text(ENDLESS.format(observation='"more more"'))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "endless", raising=False)
+    source = ENDLESS.format(observation='"more more"')
+    keys = "trial.strategy=turn", "trial.episodes=1", "transcript.max_reflection_tokens=6"
     for max_tokens in range(150, 162, 2):
-        settings = [
-            *("environment.name=endless:Endless", "warm_start=none", "trial.strategy=turn"),
-            *("admission.groups_per_step=1", "admission.trials_per_group=2", "trial.episodes=1"),
-            *("transcript.max_reflection_tokens=6", f"engine.max_tokens={max_tokens}"),
-        ]
-        config = config_file.load(config_file.find(None), settings)
-        for trial in InProcessRun(config, prepare(config, tmp_path)).play_batch()[0].trials:
+        limit = f"engine.max_tokens={max_tokens}"
+        for trial in trials_of(source, tmp_path, monkeypatch, *keys, limit):
             assert trial.num_cut_episodes == 1
 
 
@@ -83,16 +87,9 @@ LONG_END = (
 def test_a_last_observation_without_room_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, max_tokens: int
 ) -> None:
-    (tmp_path / "endless.py").write_text(LONG_END)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "endless", raising=False)
-    settings = [
-        *("environment.name=endless:Endless", "warm_start=none", f"trial.memory={memory}"),
-        *("admission.groups_per_step=1", "admission.trials_per_group=2"),
-        *("transcript.max_reflection_tokens=8", f"engine.max_tokens={max_tokens}"),
-    ]
-    config = config_file.load(config_file.find(None), settings)
-    for trial in InProcessRun(config, prepare(config, tmp_path)).play_batch()[0].trials:
+    keys = f"trial.memory={memory}", "transcript.max_reflection_tokens=8"
+    limit = f"engine.max_tokens={max_tokens}"
+    for trial in trials_of(LONG_END, tmp_path, monkeypatch, *keys, limit):
         assert trial.num_played() == 3
         assert max_tokens < 400 or trial.episode_rewards() == [4.0] * 3
         assert max(turn.stop for turn in trial.turns) <= max_tokens
@@ -116,14 +113,7 @@ LONGER = (
 def test_an_episode_is_cut_before_an_action_that_later_turns_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "endless.py").write_text(LONGER)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "endless", raising=False)
-    settings = [
-        *("environment.name=endless:Endless", "warm_start=none", "trial.episodes=1"),
-        *("admission.groups_per_step=1", "admission.trials_per_group=2", "engine.max_tokens=200"),
-    ]
-    config = config_file.load(config_file.find(None), settings)
-    for trial in InProcessRun(config, prepare(config, tmp_path)).play_batch()[0].trials:
+    keys = "trial.episodes=1", "engine.max_tokens=200"
+    for trial in trials_of(LONGER, tmp_path, monkeypatch, *keys):
         assert trial.num_cut_episodes == 1
         assert max(turn.stop for turn in trial.turns) <= 200
