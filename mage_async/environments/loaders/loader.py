@@ -1,5 +1,5 @@
 """Provide what loaders share. A loader is a file of this folder that turns another project's
-library into environment classes.
+library into environment classes. To add one, copy `textarena.py`, and add a line to `catalogue.py`.
 
 The parts: import an optional library, create a class by its name, play episodes on a server, and
 give each simulator that draws from the global random state a state of its own.

@@ -17,8 +17,9 @@ of the journal; a `receipt` says that an engine has loaded the weights of a vers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and the filters."""
     parser.epilog = (
-        "A line says where a record lies, what it is and what it says. Filters may be combined, "
-        "and hold for an export too. The run may still be going on."
+        "A line says what a record is and what it says; the texts of a trial are in an export, and "
+        "on the pages of `mage view`. Filters may be combined, and hold for an export too. The run "
+        "may still be going on."
     )
     parser.add_argument("run_dir", type=Path)
     kinds = "only these; may be given again"

@@ -1,4 +1,4 @@
-"""Each rule on a flow small enough to follow, and what it guarantees in any flow."""
+"""Each admission policy on a flow small enough to follow, and what it guarantees in any flow."""
 
 import math
 from typing import NamedTuple
