@@ -44,7 +44,7 @@ from mage_async.trials.scripted import (
 )
 from mage_async.trials.win_stay import (
     NUM_COMPARED,
-    Compared,
+    Comparison,
     Rule,
     best_rule,
     player_of,
@@ -163,8 +163,8 @@ def _unlike_the_run(config: Config, examples: Sequence[Example], chat: ChatForma
 
 
 def _open_without_memory(examples: Sequence[Example], gate: float) -> str:
-    """Return a clause if a model passes the gate that knows how frequent words are in an episode,
-    and nothing else: the entropy of these frequencies is the loss of such a model.
+    """Return a clause if even a model that knows only the frequencies of words in each episode
+    passes the gate. The loss of such a model is the entropy of these frequencies.
     """
     last = max(int(each.episodes.max()) for each in examples)
     losses = list[float]()
@@ -203,7 +203,7 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
 
 def _win_stay_trials(
     config: Config, warm: FromWinStay, chat: ChatFormat, in_time: InTime
-) -> tuple[Compared, list[Trial]] | str:
+) -> tuple[Comparison, list[Trial]] | str:
     """Return the best rule of win-stay, lose-shift, compared with random play, and trials that it
     played; or why none is worth cloning.
     """
@@ -257,7 +257,7 @@ def scripted_play(
 
 def compare_win_stay(
     config: Config, environment: Environment, chat: ChatFormat, in_time: InTime
-) -> Compared | str:
+) -> Comparison | str:
     """Return the best rule of win-stay, lose-shift compared with random play, or why it cannot be
     found. A warm start clones the rule if it is better, and `mage check` prints the comparison.
     """
@@ -418,7 +418,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
         ) from None
     try:
         rows = parquet.read_table(file).to_pylist()
-    except (ArrowException, OSError) as error:  # the latter for a damaged page
+    except (ArrowException, OSError) as error:  # OSError: a page of the file is damaged
         raise ConfigError(f"{file}: cannot be read as Parquet: {first_line(error)}") from None
     for number, row in enumerate(rows, 1):
         yield f"{file}, row {number}", row
@@ -447,7 +447,8 @@ def check_rows(path: str) -> None:
     """Check the form of a data set's rows without a tokenizer, if it is at most `CHECKED_BYTES`.
 
     Raises:
-        ConfigError: as `read_examples`, but for what a tokenizer or a chat template finds.
+        ConfigError: as `read_examples`, except for faults that only a tokenizer or a chat template
+            finds.
     """
     files = data_files(path)
     if sum(file.stat().st_size for file in files) <= CHECKED_BYTES:

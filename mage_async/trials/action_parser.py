@@ -1,7 +1,7 @@
 """Parse completions: the action or the remark is the text between its tags.
 
-Only text outside thinking counts: a tag quoted inside `<think>` is no action. What becomes of a
-completion without an action is decided in `trial_run.py`.
+Only text outside thinking counts: a tag quoted inside `<think>` is no action. `trial_run.py`
+decides what happens to a completion without an action.
 """
 
 import re
@@ -23,7 +23,7 @@ MAX_REMARK_CHARACTERS = 2000
 class ActionParser:
     """Find the action or remark in a completion, and say which tags the transcript writes.
 
-    Where the transcript writes opening tags, it also closes a remark that does not close its own.
+    If the transcript writes opening tags, it also adds the closing tag of a remark that lacks one.
     """
 
     forced: Forced

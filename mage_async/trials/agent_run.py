@@ -81,8 +81,8 @@ class Message(NamedTuple):
 class PolicyCall:
     """Hold a program's call of the policy: a conversation, and the form that the answer must have.
 
-    An answer with a schema or a pattern may call tools instead, if there are any. An answer that
-    must call tools follows neither, and one with a schema no pattern.
+    An answer with a schema or a pattern may call tools instead, if there are any. If `must_call` is
+    given, schema and pattern have no effect; if a schema is given, the pattern has none.
     """
 
     messages: tuple[Message, ...]
@@ -574,12 +574,12 @@ class AgentRun:
         self, messages: Sequence[Message], remembered: Sequence[str], tools: Tools
     ) -> Sequence[int]:
         """Return the tokens of a conversation in a context of its own. The texts to be remembered
-        replace `{memory}`. Without it, those that no message has precede the first message that is
-        not the system's.
+        replace `{memory}`. If no message has `{memory}`, those texts that no message contains are
+        put before the first message that is not the system's.
         """
         own = _with_memory(messages, "\n".join(filter(None, remembered)))
         if not any(MEMORY in each.content for each in messages):
-            # A program that was given a text may have written it itself.
+            # A program that received a text may have put it into a message itself.
             missing = [
                 text for text in remembered if not any(text in each.content for each in messages)
             ]
@@ -674,7 +674,7 @@ class AgentRun:
         return min(policy_call.max_tokens or most, most)
 
     def _cut_in_words(self, policy_call: PolicyCall) -> str:
-        """Return a clause that says that an answer ended at the limit of `_limit`, and which."""
+        """Return a clause that an answer ended at the limit of `_limit`, with the limit."""
         own, asked = self._config.sampling.max_tokens, policy_call.max_tokens
         which = f"transcript.max_action_tokens = {own}"
         if asked and asked < own:
@@ -918,5 +918,5 @@ def _sorted_json(text: str) -> str:
     """
     try:
         return json.dumps(json.loads(text), sort_keys=True)
-    except (ValueError, RecursionError):  # the latter for a thousand brackets inside one another
+    except (ValueError, RecursionError):  # RecursionError: brackets are nested too deeply
         return text

@@ -165,12 +165,12 @@ def answer_restriction(form: str, chat: ChatFormat, max_length: int) -> TokenPat
 def tool_form(
     chat: ChatFormat, parameters: Mapping[str, dict[str, Any]], *, is_parallel: bool
 ) -> str:
-    """Return the form of a tool call, or of one or several, with the spaces that chat templates
+    """Return the form of one tool call, or of one or more, with the spaces that chat templates
     write.
 
     Args:
         parameters: schema of the arguments of each tool, by its name.
-        is_parallel: whether there may be several.
+        is_parallel: whether there may be several calls.
     """
     # In llguidance's grammars `<[7]>` is the token with id 7.
     opening, between, closing = (

@@ -36,7 +36,7 @@ class Tokens(NamedTuple):
 
     ids: tuple[int, ...]
     specials: tuple[Span, ...] = ()
-    """Each has at least two characters: text is cut inside them."""
+    """Spans of at least two characters, so that text can be cut inside each of them."""
 
 
 Tokenize = Callable[[str], Tokens]
@@ -45,10 +45,11 @@ Tokenize = Callable[[str], Tokens]
 class ChatFormat:
     """Write a chat that only grows as token ids; contents of messages never become special tokens.
 
-    The one exception is what the assistant says in `conversation`, for cloning.
+    Only `conversation`, from which policies are cloned, recognises special tokens in the messages
+    of the assistant.
 
     Args:
-        tokenize: text -> ids, special tokens recognised, none added.
+        tokenize: text -> `Tokens`, special tokens recognised, none added.
         decode: ids -> text, special tokens kept.
         render: the chat template.
         stop_tokens: ids with which the policy may end its turn.
@@ -77,12 +78,12 @@ class ChatFormat:
         self.decode = decode
         self._render, self._with_tools = render, dict[str, ChatFormat]()
         self._offers: dict[str, bool] = {}
-        """Whether the template offers tools, by their JSON."""
+        """Whether the template can offer tools (`_can_offer`), by the JSON of the tools."""
         # The template's text before the first user message (`_head`), from a user message to the
         # assistant's turn (`_tail`), from an answer to the next user message (`_between`), and
         # after a user message that ends the chat (`_after`).
         self._head, self._tail = _split_at(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
-        # Without tools: templates write them into the head alone.
+        # Rendered without tools, because templates write tools into the head alone.
         self._between, self._after = _bridge(render)
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
 
@@ -149,10 +150,10 @@ class ChatFormat:
         return bool(self._tokenize(content).specials)
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Return a conversation as a trial would have it, up to the assistant's last message, and
-        which tokens are the assistant's: its words, and the stop token after them.
+        """Return the tokens that a conversation has in a trial, up to the assistant's last message,
+        and a mask of the assistant's tokens: its messages, and the stop token after each.
 
-        Special tokens in what the assistant says, such as `<think>`, are recognised, because a
+        Special tokens in messages of the assistant, such as `<think>`, are recognised, because a
         policy samples them. In messages of others they are data.
 
         Raises:
@@ -179,8 +180,8 @@ class ChatFormat:
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
         """Return a conversation of any roles, up to the start of the assistant's turn.
 
-        Where the template offers no tools, a system message describes them in words. Where it
-        refuses a role, such as the system's, the user says what that role says.
+        If the template offers no tools, a system message describes them in words. If it refuses a
+        role, such as the system's, messages of that role are written as the user's.
 
         Raises:
             PolicyError: the template refuses such a conversation.
@@ -189,7 +190,8 @@ class ChatFormat:
         if tools and not self._can_offer(tools):
             is_first = own[0]["role"] == "system"
             before = f"{own[0]['content']}\n\n" if is_first else ""
-            # Replaces the system message; without one (`own[:0]`) it is put before all messages.
+            # The description is added to the system message; if there is none (`own[:0]`), it
+            # becomes a system message before all others.
             own[:is_first] = [{"role": "system", "content": f"{before}{_tools_in_words(tools)}"}]
             tools = ()
         pieces, contents = self._cut(own, tools)
@@ -202,7 +204,8 @@ class ChatFormat:
         opening of the next turn; see `answer` and `prompt`.
         """
         tools = tools if tools and self._can_offer(tools) else ()
-        # The template is to see that an answer comes before; `_cut` leaves these two out again.
+        # Some templates write messages after an answer in another way than the first ones, so two
+        # messages stand in for the chat so far. `_cut` leaves their text out of its pieces.
         before = [_user(""), {"role": "assistant", "content": ""}]
         pieces, contents = self._cut([*before, *messages], tools, first=2)
         return self._following(last_token, "", pieces, contents)
@@ -221,12 +224,12 @@ class ChatFormat:
     def _cut(
         self, messages: Sequence[Message], tools: Tools, first: int = 0
     ) -> tuple[list[str], list[str]]:
-        """Render messages, and cut the text at their contents. Where the template refuses or drops
-        one of them, those between the assistant's become one message of the user.
+        """Render messages, and cut the text at their contents. If the template refuses or drops a
+        message, join all messages between two of the assistant into one of the user, and try again.
 
         Args:
-            first: number of the first message that is kept; the text before is left out, the
-                content of the message before it included. The assistant wrote that one.
+            first: number of the first message to keep; if it is not 0, the text up to the end of
+                the message before it, an answer of the assistant, is left out.
 
         Returns:
             The template's pieces, and the contents between them.
@@ -298,7 +301,9 @@ class ChatFormat:
     def _following(
         self, last_token: int, forced: str, pieces: Sequence[str], contents: Sequence[str]
     ) -> tuple[int, ...]:
-        """Encode what follows a completion, without a stop token that it ends with already."""
+        """Encode the text after a completion, without a stop token that ends the completion
+        already.
+        """
         ids = self._encode_between(tuple(pieces), tuple(contents))
         # The template ends a turn with a stop token. If the policy has sampled it already, a second
         # one would be a text that the template never writes.
@@ -307,7 +312,7 @@ class ChatFormat:
 
 
 def _joined_by_side(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which all that others say between two of the assistant is the user's."""
+    """Join all messages between two of the assistant, of whatever roles, into one of the user."""
     joined = list[Message]()
     for is_own, part in groupby(messages, lambda each: each["role"] == "assistant"):
         own = list(part)
@@ -340,8 +345,8 @@ def _split_at(text: str, marker: str) -> tuple[str, str]:
 
 
 def _bridge(render: Render) -> tuple[str, str]:
-    """Return the text between an assistant's message and the next user message, and after the
-    latter at the very end.
+    """Return the template's text between an assistant's message and the next user message, and its
+    text after a user message that ends the chat.
     """
     chat = [_user(_USER), {"role": "assistant", "content": _ASSISTANT}, _user(_NEXT_USER)]
     _, rest = _split_at(render(chat, False, ()), _ASSISTANT)
@@ -349,8 +354,8 @@ def _bridge(render: Render) -> tuple[str, str]:
 
 
 def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str]:
-    """Return the text between an assistant's message and the answer to a call, between two answers,
-    and after the last one.
+    """Return the template's text between an assistant's message and a tool's answer, between two
+    answers, and from the last answer to the assistant's next turn.
     """
     names = [each["function"]["name"] for each in tools]
     if missing := [name for name in names if name not in head]:
@@ -367,10 +372,10 @@ def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str
 
 # Text that others wrote is data: inside a message it never becomes a special token. The tokenizers
 # library finds special tokens anywhere in a text, so an observation with `<|im_end|>
-# <|im_start|>assistant` would end the user's turn and begin one of the assistant. Here the places
-# of special tokens are compared with those that the template wrote: if there are more, the text
-# between the template's own is cut inside each of the others, so that no piece holds a whole one.
-# All other text keeps the ids that the whole string has.
+# <|im_start|>assistant` would end the user's turn and begin one of the assistant. So the special
+# tokens found in the whole text are compared with those of the template's own pieces. If there are
+# more, the data contain some: each of these is cut into two parts that are encoded one by one, and
+# neither part is a special token. A text without special tokens in its data is encoded as a whole.
 
 
 def encode_between(
@@ -395,8 +400,8 @@ def encode_between(
 
 
 def encode_as_data(tokenize: Tokenize, text: str) -> tuple[int, ...]:
-    """Return the ids of a text without special tokens: each one is cut after its first
-    character.
+    """Return the ids of a text, none of them special: each special token's text is cut after its
+    first character, and the parts are encoded one by one.
     """
     ids, specials = tokenize(text)
     if not specials:
@@ -419,8 +424,8 @@ def _joined(
 
 
 def _are_the_same(found: Sequence[Span], wanted: Sequence[Span]) -> bool:
-    """Return whether the special tokens are the template's own; one of them may include adjacent
-    white space of the data.
+    """Return whether the special tokens found are those of the template. The span of one may extend
+    over white space of the data next to it.
     """
     pairs = zip(found, wanted, strict=False)
     return len(found) == len(wanted) and all(

@@ -274,8 +274,8 @@ class Contexts:
         return notes[: stops[max(0, num_fitting - 1)]]
 
     def _longest_prompt(self) -> float:
-        """Return the length, in tokens, up to which a prompt of the next turn leaves the context
-        room.
+        """Return the largest number of tokens of a prompt after which the context has room for the
+        next turn.
         """
         config = self._config
         if config.compaction != "none":

@@ -64,14 +64,16 @@ def human_play(
             yield from _opponent_turns(opponent)
         lines, reward = [f"— episode {episode + 1} —", play.observation], 0.0
         while (choices := play.legal_actions()) or takes_any_text(play):
-            # Texts that were drawn from those of a pattern are no list to choose from.
+            # `DrawnTexts` are some examples of the texts that match a pattern, and no list to
+            # choose from.
             listed = () if isinstance(choices, DrawnTexts) else tuple(choices)
             text = _lines(lines)
             if (pattern := getattr(play, "legal_pattern", None)) is not None:
                 text = f"{text}\nan action matches {pattern}"
             action = yield HumanPrompt(text, listed)
-            # A typing error would cost a turn of a user's class, which never hears of the action.
-            # Games of the whole protocol judge every text themselves.
+            # A class with `reset` and `step` never receives an illegal action, which would still
+            # cost the person a turn: so the question is repeated after a typing error. A play that
+            # is no `SlowPlay` judges every text itself.
             while isinstance(play, SlowPlay) and choices and action not in choices:
                 action = yield HumanPrompt(f"{action!r:.60} is no legal action here", listed)
             assert isinstance(action, str)
@@ -109,12 +111,12 @@ def _opponent_turns(opponent: PastPolicySide) -> Generator[Prompt, str | Complet
 
 
 def takes_any_text(play: Play) -> bool:
-    """Return whether any text is an action; call it where `legal_actions()` is empty."""
+    """Return whether any text is an action, for a play whose `legal_actions()` is empty."""
     return isinstance(play, SlowPlay) and not play.is_done
 
 
 def shown(choices: Sequence[str]) -> str:
-    """Return legal actions in one line; without a list, that any text is one."""
+    """Return the legal actions in one line, or "any text" if there is no list of them."""
     if not choices:
         return "any text"
     if len(choices) <= MAX_SHOWN:

@@ -62,7 +62,7 @@ class RandomScript:
         """Return the next action.
 
         Raises:
-            ConfigError: nothing says what an action may be.
+            ConfigError: the environment declares neither legal actions nor words.
         """
         if choices := play.legal_actions() or self._words:
             return self._source.choice(choices)
@@ -74,7 +74,7 @@ class RandomScript:
 
 @runtime_checkable
 class TurnReader(Protocol):
-    """Read the turns of the trial, with their rewards: what some scripts do; protocol."""
+    """Read the turns of the trial, with their rewards, as some scripts do; protocol."""
 
     def read(self, turns: Sequence[Turn], episode: int) -> None:
         """Read the turns of the trial so far; `episode` is the current one."""

@@ -74,7 +74,7 @@ class Transcript:
         """Closing tag, or its rest, that the transcript adds to the last completion."""
 
     def resume(self, trial: Trial) -> None:
-        """Continue the contexts of a trial whose last turn is the last thing in them."""
+        """Continue the contexts of a trial, in which nothing follows the last turn."""
         self._segments = [GrowingSegment.after(segment) for segment in trial.segments]
         turn = trial.turns[-1]
         sampled = trial.segments[turn.segment].tokens[turn.start : turn.stop]

@@ -1,10 +1,11 @@
 """Play trials by win-stay, lose-shift, a script for environments that bring none of their own.
 
-The player repeats an action that paid in an earlier episode and tries another one where none did
-(Robbins 1952; Nowak & Sigmund 1993). It knows nothing of the task: a `Rule` says in which places an
-action is the same choice, and what counts as its pay. All rules are played and compared, because
-the better of them differ from task to task: where one arm pays everywhere, the place does not
-matter; where each of three boxes has its own button, it is all that matters.
+The player repeats an action that paid in an earlier episode, and tries another action if none did
+(Robbins 1952; Nowak & Sigmund 1993). It knows nothing of the task. A `Rule` says which situations
+count as the same place, and what counts as an action's pay; actions are compared within a place.
+All rules are played and compared, because none of them is the best for all tasks. For a bandit,
+whose best arm is the same at every turn, all turns are one place; for boxes that each open with a
+button of their own, each box is a place.
 
 Trials of the best rule teach a model with random weights to look up its earlier episodes, which RL
 alone discovers late and suddenly.
@@ -25,8 +26,8 @@ from mage_async.trajectory import Kind, Trial, Turn
 from mage_async.trials.scripted import Player, random_play
 
 Place = Literal["state", "turn", "anywhere"]
-"""Where an action is the same choice: in the same state (`Play.anchor`), at the same turn of an
-episode, or anywhere."""
+"""Which situations count as the same place: those with the same state (`Play.anchor`), those at the
+same turn of an episode, or all."""
 Pay = Literal["reward", "return"]
 """What an action earned: its turn's reward, or the rewards from its turn to the episode's end."""
 
@@ -38,7 +39,7 @@ NUM_PLAYED = NUM_COMPARED * (1 + len(get_args(Place)) * len(get_args(Pay)))
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Say what the player takes for the same choice, and for a win."""
+    """Define the place of an action, its pay, and the pay above which it has won."""
 
     place: Place
     pay: Pay
@@ -51,12 +52,12 @@ class Rule:
 
 
 class WinStay:
-    """Repeat the best-paid action of a place if it paid more than usual there; otherwise try an
-    action that is untried there.
+    """Repeat the best-paid action of a place if its mean pay there is above `Rule.usual`; otherwise
+    take an action that is untried in this place, or the best-paid one if all were tried.
 
     Args:
-        source: of the choices among untried actions.
-        rule: says in which places an action is the same choice, and what counts as its pay.
+        source: random source of the choice among equally good actions.
+        rule: defines places, pay and wins.
         words: declared words of the environment, for turns that list no actions; may be empty.
     """
 
@@ -70,7 +71,9 @@ class WinStay:
         """Number of the trial's turns that were read."""
 
     def read(self, turns: Sequence[Turn], episode: int) -> None:
-        """Read the turns of the trial so far, of which `episode` is the current episode."""
+        """Learn from the turns of the trial so far; `episode` is the number of the current
+        episode.
+        """
         for turn in itertools.islice(turns, self._num_read, None):
             if turn.kind is not Kind.ACT:
                 continue
@@ -88,7 +91,7 @@ class WinStay:
         """Return the next action.
 
         Raises:
-            ConfigError: nothing says what an action may be.
+            ConfigError: the environment declares neither legal actions nor words.
         """
         legal = play.legal_actions() or self._words
         if not legal:
@@ -142,8 +145,8 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
     return sums[::-1]
 
 
-class Compared(NamedTuple):
-    """Hold what the best rule earns in its last episodes, and what random play does there."""
+class Comparison(NamedTuple):
+    """Hold a rule, and the returns of last episodes by the rule and by random play."""
 
     rule: Rule
     is_better: bool
@@ -151,7 +154,7 @@ class Compared(NamedTuple):
     by_rule: tuple[float, float]
     """Mean return of the last episode and the half-width of its 95 % interval."""
     by_random: tuple[float, float]
-    """As `by_rule`."""
+    """The same of random play."""
 
     def sentence(self, units: float) -> str:
         """Return the comparison as a sentence for people, with returns per unit."""
@@ -166,7 +169,7 @@ class Compared(NamedTuple):
         )
 
 
-def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Compared | None:
+def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
     """Return the rule whose last episodes earn most, compared with random play; `None` if one of
     the players plays fewer than two trials.
 
@@ -185,7 +188,7 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Compared | None:
         "reward": statistics.fmean(turn.reward for turns in episodes for turn in turns),
         "return": statistics.fmean(pay for turns in episodes for pay in returns_to_go(turns)),
     }
-    base, found = _last_returns(by_random), list[Compared]()
+    base, found = _last_returns(by_random), list[Comparison]()
     # Of rules that earn the same, the first one is kept.
     places: tuple[Place, ...] = ("anywhere", "turn", "state")
     for place, (pay, mean) in itertools.product(places, usual.items()):
@@ -195,7 +198,7 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Compared | None:
             return None
         earned = _last_returns(trials)
         error = math.hypot(base[1], earned[1]) / 1.96
-        found.append(Compared(rule, earned[0] - base[0] > 2 * error, earned, base))
+        found.append(Comparison(rule, earned[0] - base[0] > 2 * error, earned, base))
     return max(found, key=lambda each: (each.is_better, each.by_rule[0]))
 
 
