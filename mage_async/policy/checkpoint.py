@@ -110,7 +110,8 @@ def save_checkpoint(
                 export_hf(trainer.model, chat_source, working / MERGED)
         else:
             export_hf(trainer.model, chat_source, working)
-        # To a file of Python, whose errors say that the disk is full; those of torch's own do not.
+        # torch writes into a file that Python has opened: if the disk is full, Python's errors say
+        # so, and those of torch's own files do not.
         with (working / OPTIMIZER).open("wb") as out:
             torch.save(trainer.state(), out)
         kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
@@ -121,8 +122,8 @@ def save_checkpoint(
 
 
 def new_checkpoint(folder: Path, version: int) -> Path:
-    """Make the empty folder in which a checkpoint is written, and delete what earlier processes,
-    which were killed, have left of theirs.
+    """Make the empty folder in which a checkpoint is written, and delete unfinished checkpoints of
+    processes that were killed.
     """
     for left in folder.glob(".step_*"):
         shutil.rmtree(left)
@@ -143,7 +144,8 @@ def complete_checkpoint(
     _rename_durably(working, final)
     for old in checkpoints(folder)[:-keep]:
         if old != best:
-            # Renamed first: a kill while it is deleted leaves no half of it under its name.
+            # Renamed before it is deleted, so that a kill in between leaves no half-deleted folder
+            # under a checkpoint's name.
             doomed = old.with_name(f".{old.name}.old")
             os.replace(old, doomed)
             shutil.rmtree(doomed)
@@ -154,7 +156,7 @@ def _rename_durably(working: Path, final: Path) -> None:
     """Rename a folder once all its files are synced, so that no crash leaves a torn one.
 
     Raises:
-        OSError: there is a folder of that name already, which no crash must lose.
+        OSError: `final` exists already and is not empty; it is left as it is.
     """
     for file in (*working.rglob("*"), working):
         sync(file)
@@ -198,7 +200,8 @@ def restore_checkpoint(trainer: "Trainer", checkpoint: Path) -> dict[str, Any]:
     """Restore the optimizer state, and return the counters. The model is loaded separately.
 
     Raises:
-        RunError: the checkpoint is incomplete, or stores moments otherwise than the trainer.
+        RunError: the checkpoint is incomplete, or was written with another
+            `learner.optimizer_state` than the trainer's.
     """
     import torch
 

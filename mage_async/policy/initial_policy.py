@@ -168,8 +168,8 @@ def _clone(
 def _device(config: Config) -> str:
     """Return the device of the warm start: the learner's, with two exceptions.
 
-    A tiny model takes a GPU longer to start its kernels than a core to compute. A model that is
-    sharded over ranks may not fit on one GPU.
+    For a tiny model, a GPU takes longer to start its kernels than a core takes to compute. A model
+    that is sharded over ranks may not fit on one GPU.
     """
     is_whole = isinstance(config.policy, Pretrained) and config.learner.ranks == 1
     return config.learner.device if is_whole else "cpu"

@@ -72,7 +72,8 @@ def add_adapters(
     )
     torch.manual_seed(seed)
     names = roles or (ADAPTER,)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # at the second adapter
+    # peft warns when a second adapter is added to the same layers.
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         for name in names:
             inject_adapter_in_model(shape, model, name)
     if roles:
@@ -105,7 +106,7 @@ def publishes_adapters(config: Config) -> bool:
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapters as peft reads them; one of a role goes into a folder with its name."""
+    """Write the adapters as peft reads them, that of a role into a folder with the role's name."""
     for adapter, lora in model.peft_config.items():
         own_folder = _folder_of(adapter, folder)
         own_folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +123,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
             layers or of another rank.
     """
     if not holds_adapters(folder):
-        raise PolicyError(f"{folder}: was trained without policy.lora: leave that section out")
+        raise PolicyError(f"{folder} was trained without policy.lora: leave that section out")
     for adapter in model.peft_config:
         own_folder = _folder_of(adapter, folder)
         if not (own_folder / WEIGHTS).is_file():

@@ -148,8 +148,9 @@ def copied_state(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return a copy of `named_state` in host memory, so that training can continue while the copy
     is written.
     """
-    # torch.distributed.checkpoint would copy a GPU's tensors behind the kernels of the next step,
-    # and await the current GPU of the thread that writes, which may be another rank's.
+    # torch.distributed.checkpoint would queue its copies from the GPU after the kernels of the next
+    # step, and would synchronise with the writing thread's current GPU, which may be another
+    # rank's.
     return {
         name: tensor.detach().to("cpu", copy=True) for name, tensor in named_state(trainer).items()
     }
@@ -182,13 +183,13 @@ def read_state(trainer: Trainer, folder: Path) -> None:
     num_saved, num_present = (
         sum(name.startswith(MASTER) for name in names) for names in (saved, present)
     )
-    # A checkpoint without any state lacks files, and says nothing about masters.
+    # A checkpoint without any state lacks its files, which is reported below.
     if saved and bool(num_saved) != bool(num_present):
         raise RunError(
             f"the checkpoint has {num_saved} float32 masters, the model {num_present}: leave "
             "learner.float32_masters as it was"
         )
-    # PyTorch would leave elements that no file holds as they are.
+    # PyTorch raises no error for elements that no file holds, and would not change them.
     lacking = [
         name
         for name, tensor in present.items()
@@ -210,7 +211,7 @@ def read_state(trainer: Trainer, folder: Path) -> None:
 def _num_elements(saved: STORAGE_TYPES) -> int:
     """Return how many elements of a tensor the files of a checkpoint hold."""
     assert isinstance(saved, TensorStorageMetadata), "the files hold nothing but tensors"
-    # Ranks that each hold the whole tensor may each have written it.
+    # If several ranks hold the whole tensor, the files may hold it several times.
     shards = {(chunk.offsets, chunk.sizes) for chunk in saved.chunks}
     return sum(math.prod(sizes) for _, sizes in shards)
 

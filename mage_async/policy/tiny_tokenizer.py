@@ -3,8 +3,8 @@ token.
 
 The alphabet is all 256 bytes, so no text is unknown. Every merge extends a word from its left edge
 (the space included), so the merge table is a trie of the words, and the merges of one word cannot
-change the tokens of another. A text is therefore not cut before its merges. Large tokenizers cut
-it, by rules that would separate a number or a sign from its space.
+change the tokens of another. So a text needs no cutting before the merges. Large tokenizers cut a
+text first, by rules that would separate a number or a sign from the space before it.
 """
 
 import json
@@ -32,7 +32,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """Chat template. It marks a role by one token and nothing else, so a turn costs about eight tokens.
-A word is a token only with a space before it, so a message gets one; the assistant writes its own.
+A word is a token only with a space before it, so the template puts a space before each message but
+the assistant's, which begin with a space of their own.
 """
 
 

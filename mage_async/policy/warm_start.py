@@ -4,8 +4,9 @@ context.
 `demonstrations.py` makes the examples. Two choices were made by measurements. Tokens that the chat
 template forces get a small weight, because otherwise they dominate the mean loss. RL begins only
 when the loss on the observations of the last episode has fallen below that of the first one (the
-gate), as it does in a model that uses earlier episodes. It falls too where the observations of the
-last episode are by themselves easier to predict, which `demonstrations.py` says.
+gate), as it does in a model that uses earlier episodes. It also falls in any model if the
+observations of the last episode are easier to predict by themselves; `demonstrations.py` makes a
+note of that for the run.
 """
 
 import math
@@ -66,8 +67,8 @@ def warm_start(
     `warm.max_stable_steps`, and falls in the `warm.steps` after that.
 
     Args:
-        learner: Says how many tokens go through the model together (the gradient of a step is that
-            of all its examples), and whether a common prefix of such examples is computed once.
+        learner: Sets how many tokens a forward has at most, and whether the tokens that all
+            examples of a forward begin with are computed once. The gradient depends on neither.
 
     Raises:
         DeterministicFailure: the gate is still shut after `warm.max_steps`, or the gradients of
@@ -88,7 +89,7 @@ def warm_start(
         falls_at, has_to_open = math.inf, False
     else:
         bound, max_steps = warm.gate, max(warm.max_steps, warm.steps)
-        # A gate of 1.0 is none: the warm start ends after its steps.
+        # With `warm.gate` = 1.0 the warm start ends after its steps, whatever the ratio.
         falls_at, has_to_open = 0, warm.gate < 1.0
     while step < falls_at + warm.steps or (has_to_open and progress.gate > bound):
         if has_to_open and step >= max_steps:
