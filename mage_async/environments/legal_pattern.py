@@ -158,7 +158,7 @@ def _drawn(matcher: LLMatcher, words: Sequence[bytes], source: random.Random) ->
     matcher, text = matcher.deep_copy(), b""
     while True:
         following = _next_bytes(matcher)
-        # Of all that "." matches, people and models hardly ever write anything but ASCII.
+        # "." matches any character, but people and models hardly ever write anything but ASCII.
         following = [each for each in following if 32 <= each < 127] or following
         pieces = [bytes([each]) for each in following]
         if not text or text.endswith(b" "):

@@ -1,10 +1,10 @@
 """Rehearse a user's environment: play it briefly before any process starts.
 
 A mistake in the class is then one error message at once instead of many dropped groups minutes
-later. Of a class that implements all of `Environment`, one episode is played for each split and
-seat, and begun once more to try an invalid action. Of a class with `reset` and `step` alone, one
+later. For a class that implements all of `Environment`, one episode is played for each split and
+seat, and begun once more to try an invalid action. For a class with `reset` and `step` alone, one
 task of each split is played, and played again to check that the episode repeats. This finds
-mistakes that occur in every trial; others need a test, such as the one that the shipped
+mistakes that occur in every trial. Others need a test, such as the one that the shipped
 environments share (`tests/environments/test_every_environment.py`).
 
 `compare_heldout` finds held-out tasks that are the same as training tasks under another name: it

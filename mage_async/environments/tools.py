@@ -42,7 +42,7 @@ _PYTHON = "<|python_tag|>"
 """Token before a call of Llama 3."""
 _DECODER = json.JSONDecoder()
 _NO_JSON = ValueError, RecursionError
-"""What a decoder raises; the second for a thousand brackets inside one another."""
+"""Errors of a JSON decoder: for text that is no JSON, and for brackets nested too deeply."""
 _FORM = '{"name": ..., "arguments": {...}}'
 """Form of a tool call, for errors."""
 
@@ -66,10 +66,10 @@ def parse_calls(text: str) -> list[ToolCall | InvalidCall]:
     """Parse all calls of a completion, in order; none if the text is no call but an answer. The
     text has no stop token at its end.
 
-    Two forms are read: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen:
-    any number, with text between), and `{"name": ..., "parameters": {...}}` (Llama 3: nothing else,
-    `;` between). Without its token a call of the second form has `parameters` or `arguments`; other
-    JSON with a name is an answer.
+    Two forms are read. `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` is that of Hermes
+    and Qwen: any number of calls, with text between them. `{"name": ..., "parameters": {...}}` is
+    that of Llama 3: calls alone, with `;` between them. If Llama's token `<|python_tag|>` is
+    missing, JSON without `parameters` and `arguments` is an answer.
     """
     if _OPEN in text:
         return [_tagged(part) for part in text.split(_OPEN)[1:]]
@@ -94,7 +94,7 @@ def _bare(text: str, *, has_token: bool) -> list[ToolCall | InvalidCall]:
     """Parse JSON objects with `;` between, up to the first one that cannot be read.
 
     Args:
-        has_token: whether the token of a call precedes them; if not, the first object may be an
+        has_token: whether `<|python_tag|>` precedes them; if not, the first object may be an
             answer.
     """
     calls: list[ToolCall | InvalidCall] = []
@@ -143,7 +143,7 @@ _TYPES: dict[str, Any] = {
 }
 """Python type of each of JSON's types."""
 _NAMES = {kind: name for name, kind in _TYPES.items()} | {int: "number", type(None): "null"}
-"""JSON's type of each Python type."""
+"""JSON's type of each Python type; that of an integer is "number"."""
 _ANY = object()
 """Stands for any value of a type."""
 _NUMBER_BOUNDS = {
@@ -168,7 +168,9 @@ _CHECKED_KEYS = {
 }.union(*_BOUNDS.values())
 """Schema keywords that are checked."""
 _ALONE = {"anyOf": set[str](), "oneOf": set[str](), "const": {"type"}}
-"""Keywords next to which others would not be checked, with those that are allowed."""
+"""Keywords that decide alone whether a value is valid, with the checked keywords that may stand
+next to them.
+"""
 _UNCHECKED_KEYS = {"title", "description", "default", "examples", "format", "$schema"}
 """Schema keywords that need no check. In the standard, JSON Schema 2020-12, `format` describes a
 value and restricts none.
@@ -207,7 +209,7 @@ def arguments_of(
 def _without_references(
     place: str, part: Any, whole: Mapping[str, Any], inside: tuple[str, ...] = ()
 ) -> Any:
-    """Return a part of a schema with the parts of the whole schema in place of each `$ref`.
+    """Replace each `$ref` in a part of a schema by the part of the whole schema that it refers to.
 
     Args:
         inside: References that have led to this part.
@@ -218,7 +220,7 @@ def _without_references(
         return part
     found = {key: _without_references(place, each, whole, inside) for key, each in part.items()}
     reference = found.get("$ref")
-    if not isinstance(reference, str):  # a property may have this name, with a schema
+    if not isinstance(reference, str):  # `$ref` may be the name of a property, with its schema
         return found
     del found["$ref"]
     start, *names = reference.split("/")
@@ -293,7 +295,7 @@ def _type(place: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _parts(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
-    """Return the schemas of which a value follows one, if a schema consists of such."""
+    """Return the schemas in `anyOf` or `oneOf`; None if a schema has neither."""
     parts: Sequence[Mapping[str, Any]] | None = schema.get("anyOf", schema.get("oneOf"))
     return parts
 
@@ -303,28 +305,28 @@ def _type_names(schema: Mapping[str, Any]) -> list[str]:
     # Without "type" a value of any type is valid, except where properties are listed.
     given = schema.get("type", "object" if "properties" in schema else list(_TYPES))
     names: list[str] = [given] if isinstance(given, str) else given
-    if "number" in names:  # of which each integer is one
+    if "number" in names:  # every integer is a number too
         names = [name for name in names if name != "integer"]
     return names
 
 
 def _check_disjoint(place: str, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a `ConfigError` if a value might follow several parts of `oneOf`. If none can, a value
-    that follows one of them follows exactly one.
+    """Raise a `ConfigError` if a value might follow several parts of `oneOf`, because arguments are
+    checked as by `anyOf`. If no value can, both keywords mean the same.
     """
     for first, second in combinations(map(_allowed, parts), 2):
         for (name, value), (other_name, other) in product(first, second):
             if name == other_name and (_ANY in (value, other) or value == other):
                 raise ConfigError(
                     f"tool {place}: a value of type {name} may follow several parts of oneOf, and "
-                    "that it follows exactly one would not be checked: give the parts other types "
+                    "nothing would check that it follows exactly one: give the parts other types "
                     "or other constants, or write anyOf"
                 )
 
 
 def _allowed(schema: Mapping[str, Any]) -> set[tuple[str, Any]]:
-    """Return the name of each type whose values a schema may allow, with the value of a constant
-    and with `_ANY` otherwise; an integer is a number.
+    """Return the values that a schema may allow, as pairs: the name of a type, and one value of it
+    or, for all of its values, `_ANY`. The type of integers is "number".
     """
     if "const" in schema or "enum" in schema:
         values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -419,8 +421,8 @@ def tools_of(kind: type) -> dict[str, Tool]:
 def _schemas(kind: type) -> dict[str, Mapping[str, Any] | None]:
     """Return the given schema, or None, of each method that is a tool, in the order of the class.
 
-    A method that overrides a tool is a tool too, without a mark of its own; None in its place
-    removes the tool.
+    A method that overrides a tool needs no mark to be a tool too. A subclass that sets a tool's
+    name to None removes the tool.
     """
     found = dict[str, Mapping[str, Any] | None]()
     for each in reversed(kind.__mro__):
@@ -546,7 +548,7 @@ def with_step(kind: type) -> type:
         except StopIteration as end:
             value: StepValue = end.value
             return value
-        raise TypeError("a method that is no coroutine function returned what has to be awaited")
+        raise TypeError("a method that is no coroutine function returned an awaitable object")
 
     added = {
         "step": async_step if is_async else step,

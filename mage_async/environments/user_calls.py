@@ -2,11 +2,12 @@
 
 A trial never waits. Its play hands out the `Call` that it needs; the process that plays the trial
 makes the call, in a thread, as a coroutine or in a worker process, and passes the result back. Fast
-environments make no calls (`called = "at_once"`): the trial calls them directly. The process that
-makes a call also inspects the foreign objects: the result (`Answered`) is plain and checked, so it
-can cross to another process, and an event loop does not wait for a property of a class with `reset`
-and `step`. Of a class that implements the whole protocol, the trial reads the legal actions and the
-random source from the play itself (`WholePlay`).
+environments make no calls (`called = "at_once"`): the trial calls them directly.
+
+The process that makes a call also reads and checks the attributes of the user's object, because a
+property may be slow too. The result (`Answered`) is plain data, which can cross to another process.
+A class that implements the whole protocol is an exception: the trial reads its legal actions and
+its random source from the play itself (`WholePlay`).
 """
 
 import math
@@ -44,8 +45,9 @@ _MISTAKES = (
     *(KeyError, LookupError, ModuleNotFoundError, NameError, NotImplementedError, OverflowError),
     *(RecursionError, TypeError, UnboundLocalError, ValueError, ZeroDivisionError),
 )
-"""Exceptions of wrong code; a class that inherits from one is not among them. Others, such as
-`OSError` and `RuntimeError`, may come from a server or a network, and be gone at a later try.
+"""Exceptions that wrong code raises. An exception's class must be one of these itself, and not only
+inherit from one. Others, such as `OSError` and `RuntimeError`, may come from a server or a network,
+and a later try may succeed.
 """
 
 
@@ -120,8 +122,8 @@ class Callee:
         return ""
 
     def late_close(self) -> Callable[[], Any] | None:
-        """Return a coroutine function that closes what the last call left open; None if nothing
-        is.
+        """Return a coroutine function that closes what the last call left open; None if the call
+        left nothing open.
         """
         return None
 
@@ -142,7 +144,7 @@ class UserPlay(Callee):
     @property
     def play(self) -> Play:
         """The play itself, once it has begun."""
-        assert self._play is not None, "begun"
+        assert self._play is not None, "the play has begun"
         return self._play
 
     def method_name(self, method: Method) -> str:
@@ -227,8 +229,8 @@ class Call:
             CallFault: the function raised, or is a coroutine that has to wait.
         """
         waits = CallFault(
-            f"{self.place} waits, which only actors and evaluators can do: a script can play a "
-            "coroutine that does not wait; set warm_start.steps = 0",
+            f"{self.place} waits, which only actors and evaluators can do: a script can play only "
+            "coroutines that do not wait; set warm_start.steps = 0",
             kind=WAITS,
         )
         made_now[id(self)] = self
@@ -447,7 +449,7 @@ MAX_INFO_CHARS = 4096
 MAX_TRIAL_INFO_CHARS = 2**17
 """Largest number of characters of all infos of a trial together."""
 TRIAL_IS_FULL = f'{{"…":"a trial keeps at most {MAX_TRIAL_INFO_CHARS:,} characters of info"}}'
-"""Info that replaces one which would exceed the trial's total."""
+"""Info in place of one with which a trial's infos would exceed `MAX_TRIAL_INFO_CHARS`."""
 _NOTE_CHARS = 128
 """Number of characters reserved for the note that entries were left out."""
 _MAX_ITEMS, _MAX_TEXT_CHARS, _MAX_KEY_CHARS, _MAX_VALUES, _MAX_DEPTH = 64, 1000, 64, 512, 6

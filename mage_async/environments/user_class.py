@@ -331,7 +331,7 @@ class UserObject(Callee):
         else:
             observation, reward, is_done, info = _step_value(request.place, value)
         is_valid = bool(info.get("is_valid", True))
-        # Of a class with tools, `step` is that of `tools.py`, which always gives this key. After
+        # The `step` of a class with tools is made by `tools.py` and always returns this key. After
         # `reset` there is no `info`.
         tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
         text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})

@@ -192,8 +192,8 @@ class MazeGame(Game[str]):
         wins_only: Whether the goal pays 1, whatever the number of steps.
 
     Raises:
-        ConfigError: an option is out of its range, or no maze of `shapes` has a shortest way
-            within `shortest`, or no maze of a split.
+        ConfigError: an option is out of its range, no maze of `shapes` has a shortest way within
+            `shortest`, or all mazes of these options are of the same split.
     """
 
     ladders: Ladders = MappingProxyType(
@@ -241,7 +241,7 @@ class MazeGame(Game[str]):
         super().__init__(facts, numbered("maze", mazes), "maze")
         self.maze = lru_cache(maxsize=4096)(self._make_maze)
         """Returns the maze of a task variant."""
-        # Whether the options go together is known only from mazes.
+        # Make a maze of each split, which fails if the options cannot be met together.
         for members in self._splits.values():
             self.maze(next(iter(members)))
 
@@ -250,8 +250,8 @@ class MazeGame(Game[str]):
         return f"steps-{self.maze(member).shortest()}"
 
     def _make_maze(self, member: str) -> Maze:
-        """Generate a maze of the variant's split. How a maze looks decides its split, so that no
-        maze is in both.
+        """Generate a maze of the variant's split. The exits, start and goal of a maze decide its
+        split, so that no maze is in both.
         """
         name, is_heldout = self.variant(member), member in self._splits["heldout"]
         for number in range(_MAX_TRIES):
@@ -437,8 +437,8 @@ def corridors_of(name: str, shapes: _Shapes, shortest: tuple[int, ...]) -> Maze:
 
 
 def _dig(start: Cell, rows: int, columns: int, source: random.Random) -> set[Cell]:
-    """Dig corridors from the start while a cell can be dug that touches only one dug cell; then dig
-    two or three cells that join two.
+    """Dig corridors from the start, cell by cell, each next to only one dug cell, until there is no
+    such cell. Then dig two or three cells next to two dug cells, which close loops.
     """
     inside = {(row, column) for row in range(rows) for column in range(columns)}
     cells, ends = {start}, [start]

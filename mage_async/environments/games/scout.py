@@ -39,12 +39,12 @@ _CODES: dict[str, Code] = {
     "-".join(KEYS[key] for key in code): code
     for code in itertools.product(range(len(KEYS)), repeat=NUM_DIALS)
 }
-# A Latin square: every key, and every pair on two dials, is equally frequent in both splits. So no
-# one or two dials tell the splits apart.
+# The held-out codes form a Latin square: every key on a dial, and every pair of keys on two dials,
+# has the same share in both splits. So one or two dials do not reveal the split.
 _SPLITS = split_by(_CODES, lambda code: (code[0] + code[1] - code[2]) % len(KEYS) == 0)
 _ONE_DIAL = tuple((key,) for key in range(len(KEYS)))
-"""Codes of a single dial. A held-out code is only known to be one of all 64, so its dials are
-independent and the value of one dial is the value of all.
+"""Codes of a lock with a single dial, for values on held-out codes. A player knows of a held-out
+code only that it is one of all 64. So the dials are independent, and each has the same value.
 """
 
 _RULES = """A lock has three dials: alpha, beta and gamma.
@@ -115,9 +115,9 @@ class ScoutPlay(SoloPlay):
 class ScoutScript(TrialScript[ScoutPlay]):
     """Scout and guess with fixed probabilities; play a key that was seen with probability 0.95."""
 
-    scouts: float
+    scout_chance: float
     """Probability of scouting."""
-    guesses: float
+    guess_chance: float
     """Probability of guessing a key."""
 
     def facts(self) -> Sequence[str]:
@@ -131,9 +131,9 @@ class ScoutScript(TrialScript[ScoutPlay]):
         if known and self.source.random() < 0.95:
             return known[0]
         drawn = self.source.random()
-        if drawn < self.scouts:
+        if drawn < self.scout_chance:
             return SCOUT
-        return self._guess(play.dial) if drawn < self.scouts + self.guesses else PASS
+        return self._guess(play.dial) if drawn < self.scout_chance + self.guess_chance else PASS
 
     def _guess(self, dial: int) -> str:
         """Return a random key that no episode has shown to be wrong."""
@@ -178,8 +178,8 @@ class Scout(Game[Code]):
 
     def script(self, source: random.Random) -> ScoutScript:
         """Return a script whose probabilities are drawn for the trial."""
-        scouts = source.choice((0.0, 0.3, 0.6))
-        return ScoutScript(source, scouts, source.choice((0.0, 0.2)))
+        scout_chance = source.choice((0.0, 0.3, 0.6))
+        return ScoutScript(source, scout_chance, source.choice((0.0, 0.2)))
 
     def overlap(self, one: Code, other: Code) -> int:
         """Return the number of dials on which the codes agree."""
@@ -262,8 +262,8 @@ def solve(
     *,
     may_scout: bool = True,
 ) -> tuple[float, ...]:
-    """Return what each episode of the best plan earns per dial, without its weight, against a code
-    drawn uniformly from `codes`.
+    """Return the return per dial of each episode of the best plan, not multiplied by its weight,
+    against a code drawn uniformly from `codes`.
 
     Args:
         weights: Weight of each episode's return. With little weight on later episodes no plan
@@ -286,7 +286,8 @@ class _Search:
     """Search the best plan by dynamic programming over the turns of a trial and the beliefs about
     its code.
 
-    A plan from some turn on has as value float64 [episodes]: the return of each episode.
+    The value of a plan, from a given turn on, is float64 [episodes]: what it adds to the return of
+    each episode.
     """
 
     def __init__(
@@ -331,8 +332,8 @@ class _Search:
         return self._after(turn, reward, seen)
 
     def _after(self, turn: int, reward: float, seen: dict[_Belief, float]) -> np.ndarray:
-        """Return the value of an expected `reward` now and of the given beliefs with their
-        probabilities.
+        """Return the value of a turn that earns the expected `reward` and leads to the beliefs
+        `seen` with their probabilities.
         """
         value = np.zeros(len(self._weights))
         value[turn // self._num_dials] = reward

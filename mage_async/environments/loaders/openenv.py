@@ -67,7 +67,7 @@ class ActionForm:
             if (field := self._only()) is not None:
                 return {field: _READERS[self.fields[field]["type"]](text)}
             found = _json(text)
-        except (ValueError, RecursionError):  # the latter for a thousand brackets
+        except (ValueError, RecursionError):  # RecursionError: brackets are nested too deeply
             return None
         return found if isinstance(found, dict) else None
 
