@@ -4,10 +4,10 @@ Adapted layers are peft's: `base_layer` is the frozen layer, `lora_A` and `lora_
 They are recognised by these attributes, because importing peft takes seconds. Every function also
 takes a model without adapters, whose weights are all trained and published as they are.
 
-What is published: the adapters alone (`adapter_tensors`) for engines that merge them into their own
-copy of the frozen weights (`mage_async/inference/base_weights.py`); merged weights
-(`merged_tensors`) for SGLang, and in a run within one process. A checkpoint holds the adapters in
-peft's format; that of the last step holds the merged model too.
+The adapters alone (`adapter_tensors`) are published for engines that merge them into their own copy
+of the frozen weights (`mage_async/inference/base_weights.py`). Merged weights (`merged_tensors`)
+are published for SGLang, and in a run within one process. A checkpoint holds the adapters in peft's
+format; that of the last step holds the merged model too.
 
 A policy of two roles has an adapter of each (`route`). Both take part in every forward, but each
 acts on the tokens of its own role only: the output of its down-projection is multiplied by 1 or 0

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from mage_async.config.schema import Learner, check_installed
 from mage_async.errors import RunError
 
-KEY = "masters"
+MASTERS_KEY = "masters"
 """Key of the masters in the state of a checkpoint."""
 BETA1 = 0.9
 """AdamW's decay of the first moment."""
@@ -157,7 +157,7 @@ class Masters:
 
     def state(self) -> dict[str, Any]:
         """Return the masters for a checkpoint; an empty state without masters."""
-        return {KEY: self.tensors()} if self._pairs else {}
+        return {MASTERS_KEY: self.tensors()} if self._pairs else {}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ class Masters:
         Raises:
             RunError: either the checkpoint or this run has masters, but not both.
         """
-        kept = state.get(KEY, [])
+        kept = state.get(MASTERS_KEY, [])
         if len(kept) != len(self._pairs):
             raise RunError(
                 f"the checkpoint has {len(kept)} float32 masters, the model {len(self._pairs)}: "

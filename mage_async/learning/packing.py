@@ -111,7 +111,7 @@ def sequences_of(
 
 
 class _Part(NamedTuple):
-    """Hold a segment that is trained on, and what is trained on in it."""
+    """Hold a segment with trained turns, and these turns."""
 
     segment: Segment
     numbers: list[int]
@@ -274,8 +274,9 @@ def batch_advantages(table: TurnTable, config: Config, device: torch.device | st
 
 
 def has_advantage(group: Group, config: Config) -> bool:
-    """Return whether any turn of a group has an advantage other than 0. If the trials earned the
-    same, one may still have: for an invalid action, a long completion, or the time of a reward.
+    """Return whether any turn of a group has an advantage other than 0. If all trials earned the
+    same, a turn may still have one: for an invalid action, a long completion, or the time of a
+    reward.
     """
     # The group is enough: its scale does not decide whether an advantage is 0.
     return bool(batch_advantages(credited([group], config), config, "cpu").any())
@@ -573,7 +574,7 @@ class MicroBatch:
     sequences: Tensor
     """int64 [N]: number of the token's sequence in this micro-batch."""
     reference: Tensor | None = None
-    """float32 [N]: log-probs in nats under the frozen policy of the KL term; None without one."""
+    """float32 [N]: log-probs in nats under the KL term's reference policy; None without one."""
     prepared: tuple[Any, ...] = ()
     """Result of `prepare` of each loss term of a method."""
     proximal: Tensor | None = None

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from mage_async.config.schema import Config
 from mage_async.learning.corrections import M2po, Surrogate, largest_set_under
 from mage_async.learning.forward import SHARDED, body, hidden_states, layers_of
-from mage_async.learning.optimizer import KEY, learning_rate, set_rate
+from mage_async.learning.optimizer import MASTERS_KEY, learning_rate, set_rate
 from mage_async.learning.packing import MicroBatch, SampledTokens, TokenRow, TrainingSequence
 from mage_async.learning.rank_orders import Forward, Ranks, Step
 from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
@@ -62,7 +62,7 @@ class RankedTrainer(Trainer):
         """Train on a batch with all ranks and return metrics by name; the version grows by one."""
         chunks, num_ranks = self._chunks(sequences), self._ranks.count
         minibatches = [deal(chunk, num_ranks) for chunk in chunks]
-        # Of each minibatch: the number of micro-batches of the rank that needs most of them.
+        # For each minibatch, the number of micro-batches of the rank that needs most of them.
         counts = [max(len(self._split(share)) for share in shares) for shares in minibatches]
         # 1 / (mean number of sampled tokens of a minibatch).
         scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
@@ -94,11 +94,10 @@ class RankedTrainer(Trainer):
         """Restore a state on every rank; it may have been saved by another number of ranks."""
         sharded = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
         masters = self.masters.tensors()
-        # The state has the float32 masters of 16-bit weights under `KEY`. If their number differs,
-        # the inherited method refuses the state.
-        if len(state.get(KEY, [])) == len(masters) > 0:
-            pairs = zip(state[KEY], masters, strict=True)
-            sharded[KEY] = [sharded_as(value, like) for value, like in pairs]
+        # If the state has another number of float32 masters, the inherited method refuses it.
+        if len(state.get(MASTERS_KEY, [])) == len(masters) > 0:
+            pairs = zip(state[MASTERS_KEY], masters, strict=True)
+            sharded[MASTERS_KEY] = [sharded_as(value, like) for value, like in pairs]
         super().restore(sharded)
 
     def join_forwards(self, num_forwards: int) -> None:
@@ -139,7 +138,8 @@ class RankedTrainer(Trainer):
         sizes = zip(num_micro_batches, minibatches, strict=True)
         missing = [count - len(batches) for count, batches in sizes]
         if self.reference is not None and self._learner.kl:
-            # The reference policy is sharded too, so its forwards are filled up with empty ones.
+            # The reference policy is sharded too, so every rank has to take part in each of its
+            # forwards.
             empty_forwards(self.reference, sum(missing))
             _reshard(self.reference)
         # Proximal log-probs are those under the weights before the step. The first minibatch gets
@@ -195,7 +195,7 @@ class RankedTrainer(Trainer):
 
 _SEQUENCE_FIELDS = ["tokens", "places", "turn_lengths"]
 _ALLOWED_FIELDS = [f"allowed/{field.name}" for field in fields(AllowedSets)]
-"""Empty where no token of a sequence was restricted."""
+"""Fields of `AllowedSets`, which are empty for a sequence without restricted tokens."""
 _FIELDS = [*SampledTokens._fields, *_SEQUENCE_FIELDS, *_ALLOWED_FIELDS, "advantages"]
 LENGTHS = "/lengths"
 """Suffix of a field's name, for the number of elements of each sequence."""

@@ -120,8 +120,8 @@ class CorrectedLoss:
             entropy_rates: float32 [N]: coefficient of each token's entropy bonus.
             scale: factor of every token's loss: 1 / (mean number of sampled tokens of the step's
                 minibatches).
-            reference: float32 [N]: log-probs in nats under the frozen policy of the KL term, which
-                is `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
+            reference: float32 [N]: log-probs in nats under the reference policy. The KL term is
+                `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
                 http://joschu.net/blog/kl-approx.html).
         """
         loss = None

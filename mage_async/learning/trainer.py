@@ -280,8 +280,8 @@ class Trainer:
         if not isinstance(correction, Vcpo):
             return batches
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        # Of each sequence: logarithm of its weight, squared norm of its score (the gradient of its
-        # log-prob), advantage.
+        # For each sequence: logarithm of its importance weight, squared norm of its score (the
+        # gradient of its log-prob), and advantage.
         rows = []
         for sequence in sequences:
             batch = self._packed([sequence])
