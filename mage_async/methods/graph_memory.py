@@ -221,7 +221,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Mean over these groups of the return of guided trials minus that of the others."""
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GraphState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Hold the state of a memory, as the journal records it."""
 
     version: Natural = 0
@@ -298,11 +298,11 @@ class Graph:
         led_to = {decision for _, decision in self.supports}
         self.strategies = {each: known for each, known in self.strategies.items() if each in led_to}
 
-    def table(self, version: int) -> Table:
+    def table(self, version: int) -> GraphState:
         """Return the graph for the journal."""
         paths = {path: number for number, path in enumerate(self._paths())}
         numbers = {decision: number for number, decision in enumerate(self.strategies)}
-        return Table(
+        return GraphState(
             version=version,
             paths=tuple(paths),
             strategies=tuple(self.strategies.items()),
@@ -311,7 +311,7 @@ class Graph:
         )
 
     @staticmethod
-    def of(table: Table, similarity: Callable[[str, str], float] = operator.eq) -> "Graph":
+    def of(table: GraphState, similarity: Callable[[str, str], float] = operator.eq) -> "Graph":
         """Return the graph of a table."""
         graph, decisions = Graph(similarity), [decision for decision, _ in table.strategies]
         graph.strategies = dict(table.strategies)
@@ -441,7 +441,7 @@ def _remaining(scores: Scores, found: Sequence[Decision]) -> dict[Decision, floa
 Played = Sequence[Sequence[Episode]]
 """The episodes of each trial of a group."""
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Table)
+_DECODER = msgspec.msgpack.Decoder(GraphState)
 MAX_LISTED = 32
 """Largest number of strategies of one query in a record; those of the highest scores are listed."""
 
@@ -524,7 +524,7 @@ class GraphMemory(Method):
 
     def begin(self, state: bytes | None, version: int) -> None:
         """Replace the graph by that of the journal."""
-        table = Table(version=version) if state is None else _DECODER.decode(state)
+        table = GraphState(version=version) if state is None else _DECODER.decode(state)
         self.graph, self.version = Graph.of(table, self._similarity), table.version
 
     def state(self) -> bytes:

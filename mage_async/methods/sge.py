@@ -47,7 +47,7 @@ class Strategies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First strategy of the episode that earned least; empty if all earned the same."""
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SgeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold the method's state, as the journal records it."""
 
     version: Annotated[int, Meta(ge=0)] = 0
@@ -97,12 +97,12 @@ class Sge(Method):
 
     def begin(self, state: bytes | None, version: int) -> None:
         """Replace the strategies by those of the journal."""
-        table = Table(version) if state is None else msgspec.msgpack.decode(state, type=Table)
-        self._version, self._known = table.version, dict(table.strategies)
+        known = SgeState(version) if state is None else msgspec.msgpack.decode(state, type=SgeState)
+        self._version, self._known = known.version, dict(known.strategies)
 
     def state(self) -> bytes:
         """Return the strategies for the journal."""
-        return msgspec.msgpack.encode(Table(self._version, tuple(self._known.items())))
+        return msgspec.msgpack.encode(SgeState(self._version, tuple(self._known.items())))
 
     def learn(self, groups: Sequence[Group]) -> None:
         """Keep two strategies of each group's task."""

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mage_async.methods.graph_memory import Table, recorded_scores
+from mage_async.methods.graph_memory import GraphState, recorded_scores
 from mage_async.trajectory import Task
 
 TASK = Task("rps", "m", 1)
@@ -41,7 +41,7 @@ def test_paths_and_bytes_are_bounded(config, memory_of, group_of):
     memory = memory_of(config(strategies=2, max_paths=5, max_bytes=40))
     for number in range(20):
         memory.learn([lesson(group_of, f"s{number}"), lesson(group_of, "long" * 10)])
-    table = msgspec.msgpack.decode(memory.state(), type=Table)
+    table = msgspec.msgpack.decode(memory.state(), type=GraphState)
     assert len(table.paths) == len(table.strategies) == 5
     assert table.strategies[-1][0] == ("s19", "left")
     assert all(len(memory.guidance(n, TASK).text.encode()) <= 40 for n in range(50))
