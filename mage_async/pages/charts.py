@@ -150,7 +150,7 @@ def line_chart(
 
 
 def small_chart(values: Sequence[Point], *, described: str) -> Chart | None:
-    """Lay out one quantity without labels except its bounds, to stand among many others."""
+    """Lay out one quantity as a small chart for a page of many: its only labels are its bounds."""
     series = Series("", values, "accent")
     points = series.finite
     if not points:
@@ -305,7 +305,7 @@ def bin_edges(values: Sequence[float]) -> BinEdges:
     width = _round_step(low, high, MAX_BINS - 2)
     # 1e-9 makes up for rounding: a lowest value at an edge begins the first bin.
     start = math.floor(low / width + 1e-9) * width
-    return BinEdges(start, width, min(MAX_BINS + 8, math.floor((high - start) / width + 1e-9) + 1))
+    return BinEdges(start, width, min(MAX_BINS, math.floor((high - start) / width + 1e-9) + 1))
 
 
 def histogram(

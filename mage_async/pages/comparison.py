@@ -86,8 +86,8 @@ class Arm:
     def label(self) -> str:
         """The settings in one line, each key as short as possible."""
         known = {key: value for key, value in self.settings.items() if value is not None}
-        # Of two keys with one short form, such as `learner.steps` and `warm_start.steps`, both are
-        # written whole.
+        # Keys with the same short form, such as `learner.steps` and `warm_start.steps`, are written
+        # whole.
         num_keys = Counter(map(_short_key, self.settings))
         names = {key: key if num_keys[_short_key(key)] > 1 else _short_key(key) for key in known}
         pairs = [f"{names[key]} {_value_text(value)}" for key, value in known.items()]

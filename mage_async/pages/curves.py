@@ -80,7 +80,7 @@ def curve_points(records: RunRecords, split: str) -> list[CurvePoint]:
 
 
 def points_of(curve: Sequence[Record], evaluation: Record, split: str) -> list[CurvePoint]:
-    """Do as `curve_points`, from the two records that it reads."""
+    """Return the same as `curve_points`, from the curve and the final evaluation alone."""
     points = {line["version"]: line["sets"][split] for line in curve}
     if evaluation:
         points[evaluation["version"]] = evaluation["sets"][split]

@@ -62,12 +62,12 @@ CaptionedChart = tuple[str, Chart | None]
 def render_matrix(
     finished: Sequence[FinishedRun], *, num_cells: int, title: str, subject: Subject = STALENESS
 ) -> str:
-    """Return one self-contained page.
+    """Return the page of a matrix as HTML that needs no other file.
 
     Args:
         finished: Finished runs, at least one.
         num_cells: Number of cells of the whole matrix.
-        title: Title: what was varied, and in which configuration.
+        title: Configuration, method and varied keys, in words.
         subject: Subject of the comparison; it has the heading and the name of the x axis.
     """
     runs = by_setting(finished)
@@ -97,7 +97,7 @@ def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart
     intended = _method_lines(runs, lambda setting, _: float(setting.place))
     caption = f"held-out return of the last episode against {subject.axis}"
     names = sorted({(setting.place, setting.place_name) for setting in runs})
-    # Values that are no numbers lie at their index, which tells a reader nothing.
+    # Values that are no numbers are drawn at their index, so the axis shows their names.
     are_words = not subject.is_about_staleness and any(number_of(name) is None for _, name in names)
     charts = [_chart(caption, intended, x_names=names if are_words else ())]
     if subject.is_about_staleness:

@@ -23,8 +23,8 @@ from mage_async.results.summary import (
 from mage_async.tasks.league import version_of
 
 MOST_MEMBERS = 40
-"""Largest number of members of a split that a table lists; of more it has those with the lowest and
-the highest returns. A class without members has 1,024 tasks, with a few trials each.
+"""Largest number of members of a split that a table lists. If there are more, it lists those with
+the lowest and the highest returns. A class without members has 1,024 tasks, with a few trials each.
 """
 
 
@@ -109,7 +109,7 @@ def sets_tables(
 def _wins_table(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> Table | None:
     """Return the shares of held-out tasks that were won, drawn and lost in each episode, and of
     those won in any episode so far; None if every episode was won, or none, even without memory:
-    `wins_above` then tells no good play from bad.
+    `wins_above` then does not distinguish good play from bad.
 
     The share won so far never decreases, even without learning. So a last row shows it for the same
     policy without its earlier episodes in the context (`blind`): what independent retries reach.

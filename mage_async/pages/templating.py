@@ -55,7 +55,8 @@ def visible(text: str) -> str:
 
 def _finalize(value: object) -> object:
     """Format a value that a template inserts."""
-    # Floats that a template inserts as they are, mostly coordinates: two digits after the point.
+    # Floats that a template inserts without a filter are mostly coordinates, for which two digits
+    # after the point are enough.
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
     return visible(value) if isinstance(value, str) else value
@@ -95,12 +96,12 @@ KEYS = (
 """Keyboard shortcuts, and what each does; `static/view.js` of the server implements them."""
 _ENVIRONMENT.globals["keys"] = KEYS
 UNINDEXED_BYTES = 2_000_000
-"""Number of bytes that the index of a run may lack before its pages mention it."""
+"""Number of bytes of a run's files that the index may lack before pages of the run say so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Hold what surrounds the content of a page: title, tabs, and links to other pages."""
+    """Hold the parts around the content of a page: title, tabs, and links to other pages."""
 
     base: str
     """Beginning of every address of the server, with its token; the addresses below are relative to

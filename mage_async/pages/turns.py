@@ -190,9 +190,9 @@ def _by_episode(
 ) -> list[ShownEpisode]:
     """Group turns by episode.
 
-    The observation before an episode's first completion also holds the outcome of the episode
-    before, which becomes the ending of that one: the text is cut before it announces the new
-    episode.
+    The observation before an episode's first completion begins with the outcome of the episode
+    before. It is cut where it announces the new episode, and the first part becomes the ending of
+    the episode before.
     """
     episodes: list[ShownEpisode] = []
     for number, reward in enumerate(rewards):
