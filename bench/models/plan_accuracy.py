@@ -66,7 +66,7 @@ def measure(variant: str, model: Path) -> int:
     torch.set_num_threads(1)
     config = configuration(variant, model)
     shape, batch = shape_of(config), Batch.of(config)
-    segments = made_up(batch.lengths_of_one_pass(config), batch, shape.config.vocab_size)
+    segments = made_up(batch.micro_batch_lengths(config), batch, shape.config.vocab_size)
     if config.policy.lora:
         import peft  # noqa: F401  # so that the library's own memory counts as before
     before = _resident("VmRSS")

@@ -1,5 +1,5 @@
 """Check before a run that its policy fits: memory of this machine, context length, and deadlines.
-Whether it fits a GPU is checked in `plan.py`.
+`plan.py` checks whether it fits a GPU.
 
 The checks import no torch and read only the headers, the tokenizer and the chat template of a model
 directory. Scripted trials are played with the tokenizer and the template of the model, so a context
@@ -32,7 +32,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
 TAGS = "<action></action>"
-"""Text by which it is checked that a tokenizer gives texts back."""
+"""Text that a tokenizer has to encode and decode without a change."""
 PATIENCE = 5.0
 """Smallest ratio of a deadline to the time that was measured on the first turns."""
 
@@ -90,9 +90,9 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     Raises:
         ConfigError: the message says what is needed, what there is, and which key to change.
     """
-    # Only the memory of this machine is counted, not that of a GPU. Bytes: of the learner's
-    # weights, gradients and moments; of its processes without a policy; of the engines' weights, KV
-    # caches, and processes without a policy.
+    # Only the memory of this machine is counted, not that of a GPU. These are numbers of bytes: of
+    # the learner's weights, gradients and moments; of its processes without a policy; of the
+    # engines' weights; of their KV caches; and of their processes without a policy.
     learner = own_processes = engines = contexts = bare = 0
     holders = list[str]()
     if config.learner.device == "cpu":
@@ -140,7 +140,7 @@ def _bytes_per_weight(config: Config) -> int:
     own = 4 if config.policy.dtype == "float32" else 2
     if config.policy.lora:  # adapters, their gradients and their moments are small
         return own
-    # Gradient and moments have the type of what the optimizer updates.
+    # Gradient and moments have the type of the tensors that the optimizer updates.
     masters = 4 * config.learner.float32_masters
     trained = masters or own
     moments = 2 if config.learner.optimizer_state == "8bit" else 2 * trained
@@ -202,8 +202,8 @@ def check_files(config: Config, directory: Path) -> Contexts:
     then that of all actions and remarks, because observations are unknown.
 
     Raises:
-        PolicyError: the tokenizer or the template is missing, the tokenizer does not give texts
-            back, or the template drops words, or the tools of an environment.
+        PolicyError: the tokenizer or the template is missing, the tokenizer changes texts, or the
+            template drops words, or the tools of an environment.
         ConfigError: no trial fits into `engine.max_tokens`, or no action into its token limit.
     """
     chat = load_chat(directory, thinking=config.transcript.thinking)
@@ -224,7 +224,7 @@ def _contexts(
     """Return the lengths of the trials of one environment, named `name` in the configuration."""
     chat = chat.offering(environment.tools)
     transcript = config.transcript
-    # Of a class with tools: a call without arguments.
+    # The shortest action of a class with tools is a call without arguments.
     names = [each["function"]["name"] for each in environment.tools]
     calls = [f'{{"name": "{each}", "arguments": {{}}}}' for each in names]
     least = min((len(chat.encode(each)) for each in calls), default=0)

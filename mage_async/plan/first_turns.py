@@ -165,7 +165,7 @@ def _random_play(
             lengths.append(len(trial.turns))
             if (spent := spent + seconds) > LATE_S:
                 break
-    except ConfigError:  # nothing says what an action may be
+    except ConfigError:  # the environment declares no actions
         lengths.clear()
     if not lengths:
         return float(config.trial.most_turns(environment.facts.max_turns)), 0.0
@@ -196,7 +196,7 @@ def _with_training(
         trial.tokens[: pace.opening_tokens] = opening
     began = now()
     trainer.update(trainer.micro_batches(trials[:1]), 1.0)  # it allocates memory
-    # The nearer the timed micro-batch is to a whole one, the better its time stands for theirs.
+    # The nearer the timed micro-batch is to a full one, the better it predicts the time of those.
     times_larger = TIMED_S / (now() - began)
     own = pace.trial_tokens - pace.opening_tokens
     num_trained = min(most, 1 + int(max(0.0, times_larger - 1) * pace.trial_tokens / own))

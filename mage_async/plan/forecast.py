@@ -21,7 +21,7 @@ NUM_CURVE_SETS = 2
 """Number of sets in an evaluation while training: held-out and training tasks."""
 STARTING = 1.5
 """Time from the start of the processes to the first turn, as a multiple of `Pace.load_s`. It is
-above 1 because actors load what the learner has loaded and published before."""
+above 1 because actors load the weights only after the learner has loaded and published them."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -150,8 +150,8 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     curve_s = NUM_CURVE_SETS * evaluation.trials * evaluated_s / every if every else 0.0
     players = min(num_actors, num_cores)  # actors that can play at the same time
     step_s = max((play_s + train_s + curve_s) / num_cores, play_s / players, train_s)
-    # No group that is granted during the training of a batch may be trained later, so actors wait
-    # for each version.
+    # With a bound of 0, a group that is granted while a batch is trained would be too old for the
+    # next step. So actors wait for each version.
     if config.admission.nominal_bound == 0 and config.admission.rule != "unbounded":
         step_s = max(step_s, play_s / players + train_s)
     warm_s = _warm_start_s(config, pace)
@@ -190,9 +190,11 @@ def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores
 
 
 def _warm_start_s(config: Config, pace: Pace) -> float:
-    """Return the seconds of a warm start that is not cached: of "win_stay" if its gate (the ratio
-    of losses that `warm_start.py` waits for) stays shut, of any other if it opens at the first
-    check.
+    """Return the seconds of a warm start that is not cached.
+
+    A warm start ends when its gate opens: a ratio of losses that `warm_start.py` waits for. The
+    gate of "win_stay" is assumed to stay shut, and that of any other warm start to open at the
+    first check.
     """
     warm = config.warm_start
     if warm is None:

@@ -108,7 +108,7 @@ def _own_gpu(config: Config) -> Device | None:
     if not torch.cuda.is_available() or _gpus_of_learner(config)[-1] >= torch.cuda.device_count():
         return None
     found = torch.cuda.get_device_properties(torch.device(config.learner.device))
-    # PyTorch does not tell peak rates: they are of the data sheet, if the GPU is named.
+    # PyTorch does not report peak rates: they are those of the data sheet, if the GPU is named.
     named = GPUS.get(config.hardware.gpu, Device("", 0))
     has_bfloat16 = found.major >= 8  # compute capability 8.0: Ampere and later
     return replace(
@@ -117,7 +117,7 @@ def _own_gpu(config: Config) -> Device | None:
 
 
 def _gpus_of_learner(config: Config) -> range:
-    """Return the GPUs on which a learner's ranks compute: they follow one another."""
+    """Return the GPUs on which a learner's ranks compute, which have consecutive numbers."""
     first = int(config.learner.device.partition(":")[2] or 0)  # "cuda" is GPU 0
     return range(first, first + config.learner.ranks)
 
@@ -240,8 +240,8 @@ class Plan:
         """Refuse a run whose GPU, or machine, is too small.
 
         Raises:
-            ConfigError: it does not fit; the error has the place that is filled most, its largest
-                part, and the key to change. Or an engine cannot cache a context.
+            ConfigError: the run does not fit, and the error has the place that is filled most, its
+                largest part, and the key to change; or an engine cannot cache a context.
         """
         shares = self.used_shares()
         place = max(shares, key=lambda each: shares[each])
@@ -359,10 +359,10 @@ def processes_of(
 
 
 def _learner(config: Config, shape: Shape, update: Update) -> list[ProcessMemory]:
-    """Plan the learner: one process, or one for each rank, on GPUs that follow one another."""
+    """Plan the learner: one process, or one for each rank, on GPUs of consecutive numbers."""
     ranks, device_key = config.learner.ranks, config.learner.device
-    # With "nccl" the version before stays on the GPU until the next one is announced; the learner
-    # has older ones in host memory, where a learner without a GPU has them all.
+    # With "nccl" the last published version stays on the GPU until the next one is announced, and
+    # older versions are moved to host memory. A learner on cores has all of them in host memory.
     is_kept = config.transport.weights.is_sent and ranks == 1
     num_versions = (3 if device_key == "cpu" else 2) if is_kept else 1
     parts = update.parts | Counter({"publication": num_versions * update.publication_bytes})
@@ -437,10 +437,10 @@ def _sglang(
     gpus = config.engine.num_gpus
     whole, token = shape.num_weights * itemsize, shape.kv_token_bytes(itemsize, gpus)
     weights = whole // gpus
-    # The keys of `engine.server` size the KV cache by tokens, or by a share of the GPU's memory
-    # that is free when SGLang starts. SGLang then takes for its cache what is free once its weights
-    # are loaded, without the rest of that share. The engines of a GPU start at the same time, so
-    # what one of them takes meanwhile is missing in the cache of another.
+    # The keys of `engine.server` size the KV cache by tokens, or set which share of the memory that
+    # is free when SGLang starts its weights and its cache may fill. SGLang sizes its cache after it
+    # has loaded its weights, by the memory that is free then. If several engines of a GPU start at
+    # the same time, each cache is smaller by the memory that the others have taken meanwhile.
     share = float(server.get("mem_fraction_static", 0.85))
     of_learner = sum(each.parts.total() for each in there if each.process.startswith("learner"))
     of_engines = sum(each.parts.total() for each in there) - of_learner
@@ -464,7 +464,8 @@ def check_gpu(config: Config, num_actors: int, *, machine_bytes: int) -> None:
         machine_bytes: memory of this machine.
 
     Raises:
-        ConfigError: it does not fit, or there is no GPU here; the error has the key to change.
+        ConfigError: the learner does not fit, or there is no such GPU here; the error has the key
+            to change.
     """
     own = _own_gpu(config)
     if own or config.hardware.gpu:
@@ -500,7 +501,7 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
     batch = plan.batch
     is_largest = batch.tokens == plan.config.engine.max_tokens
     kind = "the longest that the engine holds" if is_largest else "as given"
-    num_tokens = sum(batch.lengths_of_one_pass(plan.config))
+    num_tokens = sum(batch.micro_batch_lengths(plan.config))
     yield (
         f"contexts of {batch.tokens:,} tokens ({kind}), at most {batch.sampled:,} of them sampled: "
         f"{num_tokens:,} tokens a pass, {batch.num_segments} "

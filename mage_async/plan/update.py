@@ -204,11 +204,12 @@ class Batch:
         sampled += num_remarks * transcript.max_reflection_tokens
         return Batch(segments, length, max(1, min(sampled, length - 1)))
 
-    def lengths_of_one_pass(self, config: Config) -> list[int]:
-        """Return the tokens of each segment of the largest micro-batch.
+    def micro_batch_lengths(self, config: Config) -> list[int]:
+        """Return the number of tokens of each segment of the largest micro-batch.
 
-        A micro-batch has segments of `tokens` tokens, and a shorter one that fills the rest of
-        `learner.max_tokens_per_microbatch`, as shorter trials do.
+        A micro-batch has segments of `tokens` tokens. The rest of
+        `learner.max_tokens_per_microbatch` is filled by a shorter segment, because the trials of a
+        run may be shorter.
         """
         learner = config.learner
         minibatch = -(-self.num_segments // learner.minibatches)  # rounded up
@@ -222,7 +223,7 @@ def made_up(lengths: Sequence[int], batch: Batch, vocabulary: int) -> list[Train
     """Return segments of random tokens, each with one turn whose tokens are spread evenly.
 
     Args:
-        lengths: Tokens of each segment; as large a share of them is sampled as in `batch`.
+        lengths: Number of tokens of each segment. The sampled share of them is that of `batch`.
     """
     source = np.random.default_rng(0)
     segments = []
@@ -268,7 +269,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
     Raises:
         PolicyError: the policy has no layers for its adapters.
     """
-    lengths = batch.lengths_of_one_pass(config)
+    lengths = batch.micro_batch_lengths(config)
     segments = made_up(lengths, batch, shape.config.vocab_size)
     # Bytes of logits computed at once; 0 leaves the choice to the kernels, as on a CPU.
     chunk = 0 if config.learner.device == "cpu" else PLANNED_CHUNK_BYTES
