@@ -542,7 +542,7 @@ def selection(run: History) -> Sightings:
         yield Sighting(
             f"long groups were trained {ratio_text(ratio)} times as often as short ones{why}"
         )
-    for share, ratio in run.selection.apart(Z_SURE):
+    for share, ratio in run.selection.contrasts_by_kind(Z_SURE):
         if _is_unequal(ratio) and ratio.value < 1:
             yield Sighting(
                 f"its groups were trained {ratio_text(ratio)} times as often as others{why}",

@@ -71,9 +71,11 @@ class Difference(msgspec.Struct, frozen=True):
 
     mean: float
     low: float
-    """Lower bound at 99 %; higher with several statements."""
+    """Lower bound at 99 %, or at a higher level if several certificates are stated together."""
     high: float
-    """Upper bound at a level at which all six upper bounds of a certificate hold in 99 %."""
+    """Upper bound, at a level at which the six upper bounds of a certificate together hold in 99 %
+    of cases.
+    """
     spread: float
     """Standard deviation over tasks."""
 
@@ -90,7 +92,7 @@ ALL = "all"
 """Name of the mean of these five differences, which is judged as a sixth. If a model adapts, all
 five are above 0, so their mean is too, and it varies less than any one of them.
 """
-SAID = {
+COMPARED_IN_WORDS = {
     "first": "its first episode",
     "blind": "the same without memory (blind)",
     "retry": "independent tries (retry)",
@@ -98,7 +100,7 @@ SAID = {
     "swapped": "a swapped task",
     ALL: "the mean of its first episode and the controls",
 }
-"""Words of a certificate's sentence for the first episode and each control."""
+"""Words for each of the compared figures, in the sentence of a certificate."""
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -127,8 +129,8 @@ def certificate(
     Args:
         margin: Smallest adaptation that matters, as a share of the range of returns.
         statements: Number of certificates that are stated together, such as one for each game. Each
-            wrongly finds an adaptation in at most 1 % / `statements`, and wrongly refuses one in at
-            most as many (Bonferroni).
+            of them wrongly finds an adaptation with a probability of at most 1 % / `statements`,
+            and wrongly refuses one with at most the same probability (Bonferroni).
     """
     values = {name: [take(task) for task in tasks] for name, take in DIFFERENCES.items()}
     values[ALL] = [sum(row) / len(row) for row in zip(*values.values(), strict=True)]
@@ -179,7 +181,7 @@ def _difference(
     # a few equal differences have no spread of their own, and would otherwise prove anything.
     padded = np.array([*values, 1.0, -1.0])
     # A model that samples nothing plays equal tasks alike, however often they are repeated. So the
-    # interval is at least as wide as that of the means over the tasks that hide the same.
+    # interval is at least as wide as one that counts each hidden variant once, by its mean.
     grouped: dict[Hashable, list[float]] = defaultdict(list)
     for member, value in zip(members, values, strict=True):
         grouped[member].append(value)
@@ -216,7 +218,7 @@ def _needed(
     found: Mapping[str, Difference], margin: float, quantiles: tuple[float, float]
 ) -> int | None:
     """Return about how many tasks lead to a verdict in 90 % of cases, if the true means are the
-    measured ones; None if no number of tasks would, with these means.
+    measured ones; None if no number of tasks does.
     """
     low, high = quantiles
     to_adapt = [_size(each.mean, each.spread, low) for each in found.values()]
@@ -228,14 +230,15 @@ def _needed(
 
 
 def _size(distance: float, spread: float, quantile: float) -> float:
-    """Return the number of tasks with which a mean that lies `distance` beyond a threshold is shown
-    to do so in 90 % of cases; infinity if no number is enough.
+    """Return the number of tasks for which a test finds in 90 % of cases that a mean is beyond a
+    threshold; infinity if no number is enough.
 
     Args:
+        distance: Distance of the mean from the threshold; negative on the wrong side of it.
         spread: Standard deviation over tasks.
         quantile: Quantile of the normal distribution for the one-sided bound of the mean.
     """
-    # A difference of nearly 0, or of the wrong sign, is found with no number of tasks.
+    # No number of tasks shows a distance that is nearly 0 or negative.
     if distance <= 0.005:
         return math.inf
     # A measured spread may be 0, for which no task would be needed: it counts as at least 0.05.
@@ -264,26 +267,26 @@ def _sentence(
         case "adapts":
             return (
                 f"adapts: {course}, and at least {found[weakest].low:.2f} above "
-                f"{SAID[weakest]}, which comes nearest ({size}, 99 %)"
+                f"{COMPARED_IN_WORDS[weakest]}, which comes nearest ({size}, 99 %)"
             )
         case "improves without memory":
             if found["first"].low > 0:
                 return (
                     f"improves without memory (practice): {course}, but at most "
-                    f"{found[nearest].high:.2f} above {SAID[nearest]} ({size}, 99 %)"
+                    f"{found[nearest].high:.2f} above {COMPARED_IN_WORDS[nearest]} ({size}, 99 %)"
                 )
             assert luck is not None
             return (
                 f"improves without memory (luck): the best of its episodes is {luck.mean:.2f} "
                 f"above the first, as chance alone gives any player of several episodes, and the "
-                f"last one is at most {found[nearest].high:.2f} above {SAID[nearest]} ({size}, "
-                "99 %)"
+                f"last one is at most {found[nearest].high:.2f} above {COMPARED_IN_WORDS[nearest]} "
+                f"({size}, 99 %)"
             )
         case "does not adapt":
             worse = " and gets worse" if found["first"].high < 0 else ""
             return (
                 f"does not adapt{worse}: {course}, at most {max(0.0, found[nearest].high):.2f} "
-                f"above {SAID[nearest]} ({size}, 99 %)"
+                f"above {COMPARED_IN_WORDS[nearest]} ({size}, 99 %)"
             )
     if too_few := too_few_members(num_members):
         return f"cannot be told with these tasks ({len(tasks):,}): {course}; {too_few}"

@@ -73,7 +73,7 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
     return Ratio(value, value * math.exp(-below), value * math.exp(above))
 
 
-# The next two functions compute the metrics of a step that have their names.
+# The next two functions compute the metrics `trained_groups` and `dropped_groups` of a step.
 
 
 def trained_groups(groups: Iterable[Group], kinds: "Kinds") -> list[list[Any]]:
@@ -104,8 +104,8 @@ class Kinds:
     """Find the kind of each task, once: `family` may be a user's, so it may be slow or raise.
 
     Args:
-        note: Called with a sentence at the first exception of `family`. A step that was committed
-            is recorded all the same.
+        note: Called with a sentence at the first exception of `family`. The exception is not
+            raised, because the step has been committed and must be recorded.
     """
 
     def __init__(self, environment: Environment, note: Callable[[str], None]) -> None:
@@ -203,9 +203,9 @@ class Selection:
 
         A dropped group is shorter than it would have become, so counting it by the turns that it
         had would count the drops of long groups as drops of short ones. Instead, the hazard of a
-        drop is estimated for each number of turns from all groups that came so far (Kaplan and
+        drop is estimated for each number of turns from all groups that reached it (Kaplan and
         Meier 1958), and a trained group stands for all groups of its length that were started.
-        Dropped groups that came further than any trained one count as long. Intervals of these
+        Dropped groups that were longer than any trained one count as long. Intervals of these
         shares are too narrow if more than half of the groups are dropped.
 
         Args:
@@ -253,7 +253,7 @@ class Selection:
         classes = self.by_length(num_trials)
         return contrast(classes[-1], classes[0], z) if len(classes) > 1 else None
 
-    def apart(self, z: float) -> list[tuple[Share, Ratio]]:
+    def contrasts_by_kind(self, z: float) -> list[tuple[Share, Ratio]]:
         """Return each kind with its ratio of selection over that of all other kinds together; empty
         if there is only one kind.
         """

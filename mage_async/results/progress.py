@@ -471,8 +471,8 @@ class ProgressCounts:
                 or self._played_again
             ):
                 most_turns = num_missing * config.trial.most_turns(environment.facts.max_turns)
-                # More turns than the longest trials have were sampled: of a restarted actor, or of
-                # a trial that is about to be played again. They bound nothing.
+                # There is no bound if more turns were sampled than the longest trials have: some of
+                # them are of a restarted actor, or of a trial that is about to be played again.
                 if self._turns < most_turns:
                     due_s, is_bound = (most_turns - self._turns) / turns_per_s, True
         places = Counter[str]()

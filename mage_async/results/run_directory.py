@@ -171,8 +171,8 @@ def step_of(checkpoint: Path) -> int:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
-    # One that is being written has another name, `.step_N.part`.
-    # Not in the order of their names, in which step_1000000 precedes step_999999.
+    # A checkpoint that is being written has another name, `.step_N.part`. Checkpoints are sorted by
+    # step, because step_1000000 precedes step_999999 by name.
     return sorted(folder.glob("step_*"), key=step_of)
 
 

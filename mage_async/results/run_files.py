@@ -22,8 +22,8 @@ class _FileRecord(dict[str, Any]):
     """Hold a record, or an object in a record, and name its file in the error about a missing
     field.
 
-    So a field that a damaged file lacks raises `MissingField`, and a mistake of this program a
-    plain `KeyError`.
+    That error is `MissingField`, which reports a damaged file. A wrong key of any other dictionary
+    is a bug of this program, and raises a plain `KeyError`.
     """
 
     __slots__ = ("_file",)
@@ -54,14 +54,14 @@ class RunRecords:
     samples: list[Record]
     """Some whole trials to read, as `trial_as_dict` writes them."""
     supervisor: Record
-    """The file's one key, `blocked_s`, has the supervisor's seconds in each state: in waits and, in
-    spite of the name, in work; empty before the end."""
+    """Seconds that the supervisor spent in each state, waiting or (in spite of the name) working,
+    under the file's only key, `blocked_s`; empty before the end."""
 
     def step_s(self) -> list[float]:
         """Return the seconds that each step of `metrics` took, including its wait for the batch."""
         times = [0.0, *(record["time_s"] for record in self.metrics)]
-        # A restarted learner counts on from the time of the last commit, which is a little earlier
-        # than the time in that step's record: the next difference may be negative.
+        # A restarted learner counts on from the time in the last commit, which was written a little
+        # before that step's metrics. So the next difference may be negative.
         return [max(0.0, later - sooner) for sooner, later in itertools.pairwise(times)]
 
 
@@ -156,7 +156,8 @@ def _text(file: Path) -> str:
 def parsed(file: Path, text: str | bytes, where: str = "") -> Record:
     """Parse a document or line of a file of a run.
 
-    A field that the result or an object in it lacks raises `MissingField` where it is read.
+    If a field is missing in the result or in an object of it, reading the field raises
+    `MissingField`.
 
     Args:
         where: names the line in errors.

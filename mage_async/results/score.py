@@ -26,7 +26,7 @@ from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64
 """Number of members above which `Score.parts` has no "member"; `Score.by_member` keeps the returns.
-A member is then a board or a room, not an opponent, and its family names its difficulty.
+So many members are boards or rooms, not opponents, and are scored by family, their difficulty.
 """
 ENVIRONMENT = "environment"
 """Key of `Score.parts` for the environments of a mix."""
@@ -70,11 +70,11 @@ class PartScore(msgspec.Struct, frozen=True):
 class Score(PartScore, frozen=True):
     """Score a set of trials.
 
-    A trial that outgrew the engine's context, or that its environment or engine failed in every
-    try, counts too. Each of its unfinished episodes, and of those that it could not begin, earns
-    the `min_return` that the environment declares. If none is declared, it earns the least that a
-    finished episode of this set earned, and at most 0, so the score of a trial then depends on the
-    other trials of the set.
+    A trial that outgrew the engine's context, or whose environment or engine failed in every try,
+    counts too. Each of its episodes that were not finished or not begun earns the `min_return` that
+    the environment declares. If none is declared, it earns the least that a finished episode of
+    this set earned, and at most 0, so the score of a trial then depends on the other trials of the
+    set.
     """
 
     best_within: list[float]
@@ -94,7 +94,7 @@ class Score(PartScore, frozen=True):
     """Share of an episode's actions that only gather information; 0 if the environment knows none.
     """
     cut_short: float
-    """Share of trials that outgrew the engine's context (raise `engine.max_tokens`), or that their
+    """Share of trials that outgrew the engine's context (raise `engine.max_tokens`), or whose
     environment or engine failed in every try (see the evaluator's log).
     """
 
@@ -157,7 +157,11 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
 
 
 def _parts(names: Sequence[str], rows: Sequence[_TrialReturns]) -> dict[str, PartScore]:
-    """Return the score of the trials of each name; `names` has one for each trial."""
+    """Return the scores of the trials that have the same name, by name.
+
+    Args:
+        names: Name of each trial, in the order of `rows`.
+    """
     grouped: dict[str, list[_TrialReturns]] = defaultdict(list)
     for name, row in zip(names, rows, strict=True):
         grouped[name].append(row)

@@ -42,15 +42,16 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
     Args:
         wall_s: seconds from the command to its end, including warm start and evaluation; of a
             resumed run the sum over its commands.
-        processor_s: seconds of CPU cores that all processes of the run used: its cost on a machine
-            that does other things too. `None` if it is not known.
+        processor_s: CPU time of all processes of the run together, in seconds. Unlike `wall_s` it
+            hardly depends on what else the machine does. `None` if it is not known.
     """
     records = read_records(run)
     parts = {
         **_identity(records),
         "wall_s": wall_s,
         "processor_s": processor_s,
-        # Without a warm start, the learner has measured how long the policy took to be written.
+        # If there is no warm start, the learner's `warm_start_s` is the time in which it wrote the
+        # policy, and is left out.
         "warm_start_s": records.config.warm_start and records.learner.get("warm_start_s"),
         "evaluated_step": records.evaluation.get("version"),
         "chosen_of": records.evaluation.get("chosen_of"),
@@ -115,7 +116,7 @@ def changed_note(summary: Mapping[str, Any]) -> str:
 
 
 def _before_training(records: RunRecords) -> Record | None:
-    """Return the held-out score of version 0 on the curve; None if another one is not evaluated."""
+    """Return the held-out score of version 0 on the curve; None if no later one is evaluated."""
     if not records.evaluation.get("version"):
         return None
     first = (line["sets"]["heldout"] for line in records.curve if line["version"] == 0)
@@ -190,7 +191,8 @@ def unplayed_note(summary: Mapping[str, Any]) -> str:
 
 def _trials(run: RunDirectory, records: RunRecords) -> Record | None:
     """Return what became of all trials so far; None if that was not recorded."""
-    # A run that was stopped has trained more than its newest checkpoint.
+    # The learner's summary may be that of the newest checkpoint, after which a run that was stopped
+    # has trained further steps.
     if records.learner.get("version", 0) < trained_steps(records):
         return read_document(run.times).get("trials") or records.learner.get("trials")
     return records.learner.get("trials")
@@ -446,18 +448,19 @@ def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
         EpisodeRow(name.replace("_", " "), values, half_widths.get(name), is_reference=True)
         for name, values in references.items()
     ]
-    # An environment with references of its own says with them what a return is worth.
-    if "before_training" in known and references.keys() <= PLAYED:
+    # Returns before training are shown only if the environment states no references of its own.
+    if "before_training" in known and references.keys() <= PLAYED_REFERENCES:
         rows.append(
             replace(score_row(BEFORE_TRAINING, known["before_training"]), is_reference=True)
         )
     return rows
 
 
-PLAYED = {"random", "win-stay"}
-"""Names of the references that are played where an environment states none."""
+PLAYED_REFERENCES = {"random", "win-stay"}
+"""Names of the references that are measured by playing, for an environment that states none."""
 BEFORE_TRAINING = "before training"
-"""Label of the returns of version 0, which a warm start made or a pretrained model is."""
+"""Label of the returns of version 0: those of the warm start's result, or of the pretrained model.
+"""
 
 
 def worse_note(summary: Mapping[str, Any]) -> str:

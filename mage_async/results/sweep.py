@@ -287,8 +287,8 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
         rule: Name of the admission rule.
         correction: Name of the off-policy correction.
         lag: Number of steps added to every token's age.
-        bound: Value of `admission.max_staleness`, in steps. The rule "unbounded" does not read it:
-            the setting then has its place on the x axis there.
+        bound: Value of `admission.max_staleness`, in steps. The rule "unbounded" does not read it;
+            with that rule it is only the setting's place on the x axis.
     """
     age, lag_text = bound + lag, f", lag {lag}" if lag else ""
     bound_text = str(bound) if _reads_bound(rule, correction) else ""
