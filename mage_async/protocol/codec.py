@@ -81,7 +81,8 @@ def encode_result(
 
     Args:
         grant: Number of the group that the trial belongs to.
-        epoch: Number of earlier grants of that group, at the grant under which it was played.
+        epoch: How often the group had been granted before the grant under which the trial was
+            played.
         trials: The trial, and that of the other seat if one policy played both.
         num_retries: Number of times that the trial had been played before.
 
@@ -94,17 +95,15 @@ def encode_result(
 
 @dataclass(slots=True)
 class LastEncoded:
-    """Encode messages, and encode one that is sent to many peers, such as a publication, only
-    once.
-    """
+    """Encode messages; encode one that is sent to several peers in a row only once."""
 
     limits: Limits = DEFAULT_LIMITS
     _message: Message | None = None
     _frames: list[Frame] = field(default_factory=list)
 
     def encode(self, message: Message) -> list[Frame]:
-        """Return `encode(message)`; if the object is that of the last call, the frames of that
-        call.
+        """Return `encode(message)`, or the frames of the last call if the message is the same
+        object.
 
         Raises:
             WireError: as `encode`.

@@ -38,7 +38,9 @@ class Granted(Fields):
     peer: str | None
     """Actor that plays the group; None in a `SegmentHeader` if no actor does."""
     version: Number
-    """Policy version at the first grant. The version in `grant` is older if actors lag."""
+    """Policy version at the first grant. The version in `grant` is `admission.lag` steps older, but
+    at least 0.
+    """
     grant: GroupGrant
 
 
@@ -48,7 +50,7 @@ class Dropped(Fields):
     grant: Number
     reason: str
     num_turns: Number = 0
-    """Number of turns of those of its trials that had not arrived, as its actors reported."""
+    """Number of turns in the group's trials that had not arrived, as actors have reported it."""
 
 
 class Commit(Fields):
@@ -166,8 +168,9 @@ def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | 
     if not known:
         return None
     # The last header that is not newer than the checkpoint names the groups in flight. The trials
-    # of these groups come after the last header older than the oldest of the groups; if there is no
-    # such header, all trials are there only if no segment was deleted. Segments count from 1.
+    # of these groups come after the last header that is older than the oldest of these groups. If
+    # there is no such header, the trials may be in any segment, so none may have been deleted: the
+    # first one must still have number 1.
     oldest = known[-1].oldest_version
     before = [segment for segment in known if segment.version < oldest]
     if before:
