@@ -3,12 +3,12 @@ configuration.
 
 The `*_code` presets do what the authors' code does, also where it departs from their papers; the
 `*_paper` presets do what the papers say, and compare like with like where the papers are silent.
-The presets differ in keys and nowhere else, so a run's `config.toml` says it all, and `--set` after
-`--method` changes any of it.
+The presets differ in keys and nowhere else. So a run's `config.toml` states all that a preset sets,
+and `--set` after `--method` changes any of it.
 
 | | `*_code` | `*_paper` |
 |---|---|---|
-| LaMer's discount of a later episode | also by the turns left in this episode | by episodes alone |
+| LaMer discounts later episodes | by episodes and by the turns left in this one | by episodes |
 | a baseline is a mean over | turns, so long trials weigh more | trials |
 | a reflection is compared with | actions, as if its score were 0 | reflections |
 | turns in different seats of a game | share a baseline | have one each |

@@ -247,7 +247,8 @@ def weight_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    # As in transformers: a model that was saved over a larger one leaves that one's index behind.
+    # The single file has precedence, as in transformers: a model that was saved over a larger one
+    # does not remove the index of the larger one.
     if index.is_file() and not single.is_file():
         try:
             files = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
