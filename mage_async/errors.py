@@ -79,7 +79,7 @@ class InfrastructureFault(TrialFault):
 
     kind = ""
     """Short name of the cause, such as "step() raised ValueError", equal for faults of one cause:
-    people are told of the first one of each kind. Empty if the cause has no name.
+    only the first fault of each kind is shown to people. Empty if the cause has no name.
     """
     mistake = ""
     """What is wrong in the user's code: exception, file and line, or the wrong value that a call

@@ -37,7 +37,9 @@ class VersionRun:
 
 
 def append_run(runs: list[VersionRun], run: VersionRun) -> None:
-    """Append a run, in place, unless its versions are those of the last one, which then goes on."""
+    """Append a run, in place. If it has the versions of the last run, that one is continued and
+    nothing is appended.
+    """
     if not runs or _versions(runs[-1]) != _versions(run):
         runs.append(run)
 

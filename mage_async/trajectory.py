@@ -112,7 +112,9 @@ class Turn:
     can share a baseline (GiGPO).
     """
     num_reused: int = 0
-    """Number of the `start` prompt tokens that the engine took from its prefix cache."""
+    """Number of tokens of the prompt (the segment's first `start` tokens) that the engine took from
+    its prefix cache.
+    """
     info: str = ""
     """The environment's `info` of the step: a JSON object, or empty. The agent does not see it."""
 
@@ -140,8 +142,8 @@ def role_changes(
     """Return the indices in a segment at which the role changes; the tokens before the first of
     them are the first role's.
 
-    The tokens of each role go through the model with its own adapter. A role has the completion of
-    each turn that it takes, and all that was added to the segment since the turn before.
+    The tokens of each role go through the model with its own adapter. The tokens of a role are, for
+    each turn that it takes, all from the end of the turn before to the end of the completion.
 
     Args:
         turns: turns of the segment, in order.
@@ -253,8 +255,8 @@ class Trial:
         return rewards + rewards[-1:] * (self.num_episodes - len(rewards))
 
     def turn_rewards(self) -> list[list[float]]:
-        """Return the rewards of the actions of every episode; for those that were not played as
-        `episode_rewards` does.
+        """Return the rewards of the actions of every episode. Episodes that were not played have
+        those of the last one that was played.
         """
         rewards: list[list[float]] = [[] for _ in range(self.num_played())]
         for turn in self.turns:
