@@ -57,12 +57,12 @@ def test_a_process_that_cannot_be_started_is_started_again(
 
 def test_news_is_shown_as_notes(site: Site) -> None:
     def end_after_the_news(process: str, event: dict[str, Any]) -> None:
-        if event == {"event": "note", "text": "wandb is told of the run again"}:
+        if event == {"event": "note", "text": "wandb receives the run again"}:
             site.plan("learner", "ends well")
             os.kill(pids["learner"], signal.SIGKILL)
         elif event["event"] == "ready":
             pids[process] = event["pid"]
-            news.append("wandb is told of the run again")
+            news.append("wandb receives the run again")
 
     pids, news = dict[str, int](), list[str]()
     site.plan("learner", "lives")

@@ -152,9 +152,9 @@ def test_what_raised_is_told_again_by_a_tracker_opened_anew(
     with tracked(run, {"wandb": Wandb("project")}, PATIENCE_S, print) as news:
         wait_for(lambda: said.extend(news()) or len(said) == 2)  # type: ignore[func-returns-value]
     assert said == [
-        f"wandb is not told of the run (ConnectionError: gone for a moment; see "
+        f"wandb does not receive the run (ConnectionError: gone for a moment; see "
         f"{run.log_of('tracker-wandb')}): it is tried again",
-        "wandb is told of the run again",
+        "wandb receives the run again",
     ]
     position = read_position(run, "wandb")
     assert position is not None
@@ -192,8 +192,10 @@ def test_a_tracker_whose_process_has_ended_is_named_while_the_run_goes_on(
     trackers.processes["wandb"].kill()
     trackers.processes["wandb"].wait()
     (said,) = trackers.news(run)
-    assert said.startswith("wandb is not told of the run (its process was killed by SIGKILL; see ")
-    assert said.endswith(f": `mage track {run.root}` tells the rest")
+    assert said.startswith(
+        "wandb does not receive the run (its process was killed by SIGKILL; see "
+    )
+    assert said.endswith(f": `mage track {run.root}` sends the rest")
     assert list(trackers.news(run)) == []
     trackers.end(PATIENCE_S)
 
@@ -207,10 +209,10 @@ def test_a_tracker_that_raises_is_named_and_its_rest_is_not_lost(
     write_summary(run, summarise(run, wall_s=40.0, processor_s=60.0))
     assert main(["track", str(run.root)]) == 1
     said = capsys.readouterr().out
-    assert "told of 0 steps so far (OSError: no route to the tracker), and no more" in said
+    assert "received 0 steps so far (OSError: no route to the tracker), and no more" in said
     wandb_that("records")
     assert main(["track", str(run.root)]) == 0
-    assert "wandb: told of the whole run" in capsys.readouterr().out
+    assert "wandb: the whole run was sent" in capsys.readouterr().out
     assert steps(told) == [1, 2, 3, 4]
 
 
@@ -221,12 +223,12 @@ def test_a_run_that_has_not_ended_is_not_said_to_be_told_whole(
     run = make_run(steps=4, finished=False, settings=["tracking.wandb.project=project"])
     run.logs.mkdir()
     assert main(["track", str(run.root)]) == 0
-    assert "wandb: told of 4 steps so far; the run is not complete\n" in capsys.readouterr().out
+    assert "wandb: 4 steps were sent so far; the run is not complete\n" in capsys.readouterr().out
     grow(run, 5)
     lock = hold(run.lock, "")
     assert main(["track", str(run.root)]) == 0
     said = capsys.readouterr().out
-    assert "wandb: told of 5 steps so far; the run goes on: the same command sends the" in said
+    assert "wandb: 5 steps were sent so far; the run goes on: the same command sends the" in said
     os.close(lock)
     assert steps(told) == [1, 2, 3, 4, 5]
 
@@ -239,7 +241,7 @@ def test_a_tracker_that_hangs_delays_no_end(make_run: Make, wandb_that: Put) -> 
     trackers.end(0.0)
     (said,) = trackers.unfinished(run)
     assert trackers.processes["wandb"].poll() is None
-    assert "told of 0 steps so far, and is told on for up to 60 s; after that, `mage" in said
+    assert "received 0 steps so far, and receives more for up to 60 s; after that, `mage" in said
     trackers.processes["wandb"].kill()
     trackers.processes["wandb"].wait()
 
@@ -312,6 +314,6 @@ def test_two_processes_never_tell_one_tracker(make_run: Make, wandb_that: Put) -
     run = make_run(steps=2)
     run.tracking.mkdir()
     lock = hold(run.tracking / "wandb.lock", "")
-    with pytest.raises(RunError, match=r"being told of .* by another process"):
+    with pytest.raises(RunError, match=r"another process is sending .* to"):
         track([str(run.root), "--set", "tracking.wandb.project=project"])
     os.close(lock)

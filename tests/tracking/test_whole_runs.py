@@ -67,7 +67,7 @@ def test_a_run_ends_well_beside_a_tracker_that_hangs(run: RunDirectory, wandb_th
     output = ended(started(run, 4))
     assert read_document(run.summary)["complete"] is True
     assert len(read_lines(run.metrics)) == 4
-    assert "wandb was told of 0 steps so far, and is told on for up to 60 s" in output
+    assert "wandb has received 0 steps so far, and receives more for up to 60 s" in output
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_run_ends_well_beside_a_tracker_that_raises(run: RunDirectory, wandb_t
     wandb_that("raises")
     output = ended(started(run, 4))
     assert read_document(run.summary)["complete"] is True
-    assert "wandb was told of 0 steps so far (OSError: no route to the tracker)" in output
+    assert "wandb has received 0 steps so far (OSError: no route to the tracker)" in output
     position = read_position(run, "wandb")
     assert position is not None
     assert position.num_faults > 0

@@ -53,9 +53,10 @@ def run(given: argparse.Namespace) -> int:
         # Refuse while another process, such as one of the run itself, sends to this tracker. The
         # lock is released at once, because the process that `start` starts takes it again.
         lock = directory.tracking / f"{name}.lock"
-        refusal = f"{name} is being told of {directory.root} by another process: wait for it"
+        refusal = f"another process is sending {directory.root} to {name}: wait for it"
         os.close(hold(lock, refusal))
-    # Before the files are read: of a run that ends later, something may be missing.
+    # Looked up before the files are read: a run that goes on now may write more after that, even if
+    # it has ended when all is sent.
     goes_on = is_held(directory.lock)
     is_complete = bool(read_document(directory.summary).get("complete"))
     processes = start(directory, trackers, MAX_S)
@@ -65,10 +66,11 @@ def run(given: argparse.Namespace) -> int:
         print(*unfinished, sep="\n")
         return 1
     if is_complete and not goes_on:
-        print(f"{', '.join(trackers)}: told of the whole run")
+        print(f"{', '.join(trackers)}: the whole run was sent")
         return 0
-    now = "goes on: the same command sends the rest" if goes_on else "is not complete"
+    state = "goes on: the same command sends the rest" if goes_on else "is not complete"
     for name in trackers:
         position = read_position(directory, name)
-        print(f"{name}: told of {position.step if position else 0} steps so far; the run {now}")
+        num_steps = position.step if position else 0
+        print(f"{name}: {num_steps} steps were sent so far; the run {state}")
     return 0

@@ -352,13 +352,13 @@ class TrackerProcesses:
             cure = "it is tried again"
             if (code := process.poll()) is not None:
                 fault = fault or f"its process {end_in_words(code)}"
-                cure = f"`mage track {run.root}` tells the rest"
+                cure = f"`mage track {run.root}` sends the rest"
             if fault and name not in self._failing:
                 self._failing.add(name)
-                yield f"{name} is not told of the run ({fault}; see {_log(run, name)}): {cure}"
+                yield f"{name} does not receive the run ({fault}; see {_log(run, name)}): {cure}"
             elif not fault and name in self._failing:
                 self._failing.remove(name)
-                yield f"{name} is told of the run again"
+                yield f"{name} receives the run again"
 
     def end(self, wait_s: float) -> None:
         """Signal to the processes that the run has ended, and wait for at most `wait_s` seconds."""
@@ -374,10 +374,10 @@ class TrackerProcesses:
             position = read_position(run, name)
             steps, fault = (position.step, position.fault) if position else (0, "")
             why = f" ({fault})" if fault else ""
-            so_far = f"{name} was told of {steps} steps so far{why}"
-            rest = f"`mage track {run.root}` tells the rest"
+            so_far = f"{name} has received {steps} steps so far{why}"
+            rest = f"`mage track {run.root}` sends the rest"
             if process.poll() is None:
-                yield f"{so_far}, and is told on for up to {END_S:g} s; after that, {rest}"
+                yield f"{so_far}, and receives more for up to {END_S:g} s; after that, {rest}"
             elif process.returncode:
                 yield f"{so_far}, and no more (see {_log(run, name)}): {rest}"
 
