@@ -48,7 +48,7 @@ ENDPOINT_OPTIONS = (
     "key_variable",
     "request",
 )
-"""Options that only an endpoint has."""
+"""Options that apply to endpoints alone."""
 REPORT_S = 10.0
 """Seconds between two lines of progress."""
 
@@ -61,11 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model = (
         "openai:URL#NAME, a chat endpoint with OpenAI's protocol; DIR, a HuggingFace model "
-        "directory; or RUN_DIR, a checkpoint of which plays"
+        "directory; or RUN_DIR, a run, of which a checkpoint plays"
     )
     parser.add_argument("--model", required=True, help=model)
     add_checkpoint(parser, "of a run: newest, best, or the number of a step (default: newest)")
-    parser.set_defaults(checkpoint=None)  # None: not given, so it may be refused where it is
+    # None: not given. So `_refuse` finds a checkpoint that is given for a model which is no run.
+    parser.set_defaults(checkpoint=None)
     games = (
         f"names as environment.name, separated by commas (default: {GAMES}; of a run, its own); "
         f"{' or '.join(PAPERS)} is that paper's test"
@@ -102,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     price = "money per million prompt tokens and per million sampled tokens"
     parser.add_argument("--price", type=_price, metavar="IN,OUT", help=price)
     limits = parser.add_argument_group("limits of an endpoint")
-    # The defaults of the others are those of `Endpoint`. None: not given.
+    # None: not given. The defaults are in `Endpoint`, except that of `--concurrency`.
     at_once = f"trials played at once (default: {CONCURRENCY})"
     add_number(limits, "--concurrency", at_once, type=positive)
     minute = "largest rate of calls (default: the endpoint's own limit, which holds in any case)"
@@ -140,7 +141,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.processes.run_lock import hold
 
     player = _player(given)
-    # A game that cannot be played leaves no folder.
+    # All games are checked before the folder is made, so that a wrong one leaves no folder.
     for _, name, options in player.games:
         environment = environment_of(player.config(name, options))
         if isinstance(environment, Mix):
@@ -165,7 +166,7 @@ def run(given: argparse.Namespace) -> int:
         raise RunFailed(f"interrupted; {_continues(out)}") from None
     except* MageError as group:
         failure = first_failure(group)
-        # A wrong option has nothing to continue.
+        # After a wrong option, the same command cannot continue the measurement.
         if isinstance(failure, ConfigError):
             raise failure from None
         raise RunFailed(f"{failure}. {_continues(out)}") from None
@@ -220,7 +221,7 @@ def _player(given: argparse.Namespace) -> _Player:
         source = f"policy.source={json.dumps(str(directory.resolve()))}"
         return config_file.load(file, [source, *_assignments(given, name, options), *given.set])
 
-    games = _named(given.games or GAMES, given.option)
+    games = _games_of(given.games or GAMES, given.option)
     return _Player(directory.name, games, config, policy=directory.resolve())
 
 
@@ -266,7 +267,7 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
         assignments = [*keys, *_assignments(given, name, options, given.max_tokens or 512)]
         return config_file.load(config_file.find(None), assignments)
 
-    return _Player(model, _named(given.games or GAMES, given.option), config, endpoint=endpoint)
+    return _Player(model, _games_of(given.games or GAMES, given.option), config, endpoint=endpoint)
 
 
 def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
@@ -279,7 +280,7 @@ def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     own = config_file.load_recorded(run.config)
     policy, version = chosen_policy(run, own, given.checkpoint or "newest")
     own_name = own.environment.name
-    games = _named(given.games or own_name, given.option)
+    games = _games_of(given.games or own_name, given.option)
     games = [
         (label, name, {**own.environment.options, **options} if name == own_name else options)
         for label, name, options in games
@@ -311,7 +312,7 @@ def _assignments(
     ]
     return [
         f"environment.name={json.dumps(name)}",
-        # They replace the options of the file.
+        # These options replace all of those that the configuration file sets.
         f"environment.options={toml_text(options)}",
         f"trial.episodes={given.episodes}",
         f"trial.memory={given.memory}",
@@ -320,7 +321,7 @@ def _assignments(
     ]
 
 
-def _named(names: str, assignments: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
+def _games_of(names: str, assignments: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
     """Return label, name and options of each game.
 
     Args:
@@ -332,7 +333,9 @@ def _named(names: str, assignments: Sequence[str]) -> list[tuple[str, str, dict[
     """
     from mage_async.config.config_file import toml_value
 
-    games = [game for name in _split(names) for game in (_of_paper(name) or [(name, name, {})])]
+    games = [
+        game for name in _split(names) for game in (_games_of_paper(name) or [(name, name, {})])
+    ]
     labels = [label for label, _, _ in games]
     if not games or len(set(labels)) < len(labels):
         raise ConfigError(f"--games must name different games, got {names!r}")
@@ -352,8 +355,10 @@ def _split(names: str) -> list[str]:
     return [name for name in map(str.strip, names.split(",")) if name]
 
 
-def _of_paper(name: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the games of a paper's test, with their options; an empty list if it is none."""
+def _games_of_paper(name: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the games of a paper's test, with their options; an empty list if `name` names no
+    test.
+    """
     from mage_async.config import config_file
 
     if name not in PAPERS:
@@ -438,7 +443,7 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
 
     record, began = Record(out), time.monotonic()
     configs = [player.config(name, options) for _, name, options in player.games]
-    chat, engine, games = _ready(given, player, configs, record)
+    chat, engine, games = _prepare(given, player, configs, record)
     concurrency = given.concurrency or CONCURRENCY
     at_once = concurrency if player.endpoint else configs[0].engine.max_contexts
     async with engine, CallRunner.of(configs[0].environment) as workers:
@@ -461,7 +466,7 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
     return _document(given, player, measurement, time.monotonic() - began)
 
 
-def _ready(
+def _prepare(
     given: argparse.Namespace, player: _Player, configs: "Sequence[Config]", record: "Record"
 ) -> "tuple[ChatFormat, ChatEndpoint | Engine, list[Game]]":
     """Return the chat format, the engine, and the games as this model plays them."""
@@ -499,7 +504,7 @@ async def _with_progress(measurement: "Measurement", price: tuple[float, float] 
 
     from mage_services.processes.process import ticks
 
-    # Rates are those of this process: what earlier ones have recorded is subtracted.
+    # Rates are those of this process: trials and calls that earlier ones recorded are subtracted.
     began, num_all, record = time.monotonic(), measurement.num_trials(), measurement.record
     finished, calls = len(record.outcomes), record.usage.calls
 
@@ -536,8 +541,8 @@ def _document(
 ) -> dict[str, Any]:
     """Return the certificate, the returns that it rests on, and the costs, as plain data.
 
-    Returns are listed by arm: one of the ways in which each task is played, which are the model's
-    own way and the controls.
+    Returns are listed by arm. An arm is a way in which each task is played: the model's own way, or
+    one of the controls.
     """
     import msgspec
 
@@ -554,8 +559,8 @@ def _document(
     lengths = {game.config.sampling.max_tokens for game in games}
     lengths |= {game.config.max_reflection_tokens for game in games if game.config.reflects}
     named = zip(games, player.games, strict=True)
-    # One certificate for each game, and one for all games together, by whose number the error of
-    # each is divided.
+    # There is one certificate for each game, and one for all games together. The permitted error of
+    # each is divided by their number.
     statements = len(games) + 1 if len(games) > 1 else 1
 
     def certified(tasks: Sequence[TaskReturns]) -> dict[str, Any]:
@@ -565,7 +570,7 @@ def _document(
 
     return {
         "model": player.name,
-        "served": record.served,  # the name by which an endpoint calls the model that answered
+        "served": record.served,  # name of the model that answered, as the endpoint states it
         **certified(every),
         "margin": given.margin,
         "episodes": given.episodes,

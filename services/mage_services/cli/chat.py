@@ -17,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
     tokens = (
-        "longest answer, in tokens; the answer may then be any text. Without it: a legal action, "
-        "if every turn has the same ones, or else an answer of transcript.max_action_tokens"
+        "largest number of tokens of an answer, which may then be any text (default: answers are "
+        "legal actions if these are the same in every turn, and otherwise any text of at most "
+        "transcript.max_action_tokens)"
     )
     add_number(parser, "--max-tokens", tokens, type=positive)
     temperature = "temperature; 0 is greedy (default: that of training)"

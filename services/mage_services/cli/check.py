@@ -101,7 +101,7 @@ def _check(given: argparse.Namespace) -> int:
     """Print the rehearsal, the declarations, the first turns and the returns of random play.
 
     Raises:
-        ConfigError: a run with this environment could not start; with what to change.
+        ConfigError: a run with this environment could not start; the message says what to change.
     """
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_async.environments.agent import AgentTasks
@@ -132,7 +132,8 @@ def _check(given: argparse.Namespace) -> int:
         print(printed.sentence())
     if play.faults:
         raise ConfigError(f"not ready: {play.faults[0]}")
-    # What a run lacks is said last, so that an environment can be looked at without a model.
+    # Faults of the run itself, such as a missing model, are reported last, so that an environment
+    # can be looked at without a model.
     check_start(wanted)
     print(f"ready: `mage train` with these keys can start{play.to_correct}")
     return 0
@@ -144,7 +145,7 @@ class _OutOfTime(MageError):
 
 @dataclass(slots=True)
 class _Play:
-    """Play trials of a check within its time, and note what an actor would meet as a fault."""
+    """Play trials of a check within its time, and note the faults that an actor would meet."""
 
     printed: CountedOutput
     say: Callable[[str], None]
@@ -156,11 +157,11 @@ class _Play:
     faults: list[str] = field(default_factory=list)
     """Faults of the class, as sentences."""
     to_correct: str = ""
-    """Words on what a run can start with, though it is wrong; "" if there is nothing."""
+    """Words about mistakes that do not prevent a run; "" if there are none."""
     seconds: float = 0.0
     """Seconds of a trial."""
     waited_s: float = 0.0
-    """Seconds of it in which this process did not compute."""
+    """Seconds of a trial in which this process did not compute."""
     _name: str = ""
     _environment: "ResetStep | None" = None
     _listener: "Listener | None" = None
@@ -488,7 +489,9 @@ def _earned(trials: list[Any]) -> list[float]:
 
 
 def _print_what_is_odd(play: _Play, environment: "Environment", trials: list[Any]) -> None:
-    """Print what trials of random play have in common that leaves nothing to learn."""
+    """Print what is odd about trials of random play: rewards that are rare or always the same, and
+    episodes that never end by themselves.
+    """
     from mage_async.results.metrics import earning_share
     from mage_async.results.progress import RARE, RARE_CURES
 

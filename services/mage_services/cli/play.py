@@ -70,8 +70,8 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     rewards, trial = uvloop.run(playing)
     print(f"\nthe agent (version {session.version}) on the same task, {task.member}:")
     is_duel = version_of(task.member) is not None  # the opponent is a past policy
-    # `episode_lines` has the agent's actions alone. Who watches two policies play sees the agent's
-    # whole context, which also shows what the opponent did.
+    # `episode_lines` has the agent's actions alone. A person who watches two policies sees the
+    # agent's whole context, which also shows the opponent's actions.
     print(whole_text(trial, session.chat) if given.watch and is_duel else episode_lines(trial))
     if rewards:
         print(reward_table(rewards, trial.episode_rewards()))

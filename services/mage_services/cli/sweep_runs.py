@@ -38,7 +38,7 @@ from mage_services.processes.run_lock import hold, take_lock
 from mage_services.terminal import lasting_output
 
 GOING_S = 30.0
-"""Without a finished run for this long, the terminal gets a line for each run that goes on."""
+"""Seconds without a finished run after which the terminal gets a line for each current run."""
 
 
 @dataclass(slots=True)

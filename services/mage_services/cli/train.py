@@ -122,8 +122,8 @@ def _config(given: argparse.Namespace) -> "Config":
     from mage_async.config import config_file
     from mage_services.api.configuration import resumed_config
 
-    # Of two assignments to a key the later one holds: --agent yields to --set, and --set to --seed
-    # and --learner.
+    # The last assignment to a key holds. So --set has precedence over --agent, and --seed and
+    # --learner have precedence over --set.
     assignments = [*given.set]
     assignments += [] if given.seed is None else [f"seed={given.seed}"]
     if given.agent is not None:
