@@ -18,8 +18,9 @@ from mage_async.results.run_files import read_document
 from mage_async.results.summary import chosen_note, set_rows
 from mage_services.actor.play_session import chosen_policy
 
-# The class of an absent network is that of the library with which the hub is called: httpx, or
-# httpx2 from version 2 of the hub on. The hub's own errors inherit from it.
+# Class of the errors that huggingface_hub's HTTP library raises, such as for an absent network. The
+# library is httpx, or httpx2 from version 2 of huggingface_hub on. The class is found among the
+# parents of huggingface_hub's own errors, so that neither library is imported by name.
 _HTTPError: type[Exception] = next(
     each for each in HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"
 )
@@ -33,7 +34,7 @@ def write_folder(
 
     Args:
         folder: Folder to write; it must be empty or not exist yet.
-        license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of the
+        license_id: Licence of the model, such as "apache-2.0"; "" for the one that the card of the
             base model names, if any.
         checkpoint: See `chosen_checkpoint`.
 
@@ -41,7 +42,7 @@ def write_folder(
         The version of the model: the number of steps that it was trained for.
 
     Raises:
-        RunError: the run has no policy or not that checkpoint, or the folder holds something.
+        RunError: the run has no policy or not that checkpoint, or the folder is not empty.
     """
     run.check_policy()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -131,8 +132,8 @@ def hub_id_of(base: Path | None, config: Config) -> str:
     Args:
         base: See `base_folder`.
     """
-    # The form of `policy.source` does not tell: `models/mine` may be a folder, and `gpt2` an id.
-    # The hub's cache has a folder for each id.
+    # The text of `policy.source` does not say whether it is an id or a folder: `models/mine` may be
+    # a folder, and `gpt2` an id. The hub's cache has a folder for each id.
     source = getattr(config.policy, "source", "")
     in_cache = f"models--{source.replace('/', '--')}"
     return source if base is not None and in_cache in base.parts else ""
@@ -147,7 +148,7 @@ def card(
         summary: Content of `summary.json`; {} if the run has not ended.
         version: Version of the model: the number of steps that it was trained for.
         license_id: Licence of the model; "" if it is not known.
-        base: Hub id of the base model; "" if it is none of the hub's.
+        base: Hub id of the base model; "" if it was not taken from the hub.
     """
     # The YAML block with which a card begins, between two lines "---".
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
@@ -189,8 +190,8 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
     episodes = range(1, 1 + len(next(iter(rows.values())).values))
     lines = [
         "Return per unit of the environment, with 95 % intervals. `blind` removes earlier episodes "
-        "from the context, and `swapped` hides another task in the last one: what they take away "
-        "is what the agent learned about the task at hand.",
+        "from the context, and `swapped` hides another task in the last one: the return that is "
+        "lost with them is due to knowledge about the task at hand.",
         "",
         "| set | trials | " + " | ".join(f"episode {number}" for number in episodes) + " |",
         "|---|---|" + "---|" * len(episodes),
