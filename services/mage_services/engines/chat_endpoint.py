@@ -305,7 +305,7 @@ class ChatEndpoint:
                     ) from None
                 pause_s = fault.pause_s or _growing_pause(max(0, num_tries - 1))
                 # Silence is counted from the last answer to any call, or from the beginning of this
-                # call if that is later: before it, perhaps nobody asked.
+                # call if that is later, because there may have been no call before.
                 await self._rest(fault, pause_s, max(began, self._answered_at))
             else:
                 self._answered_at, self._num_limited = time.monotonic(), 0

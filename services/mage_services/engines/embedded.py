@@ -162,9 +162,9 @@ class EmbeddedEngine(Engine):
         self._config, self._name = config, name
         self._base = BaseWeights(base or directory, is_tied=bool(model.architecture.is_tied))
         self._unadapted: dict[str, Weights] = {}
-        """Weights of the base, by `AdapterBase.dtype`. The first version that is read gives the
-        embedding, last norm and LM head, which all versions share; the first past version adds the
-        base's layers.
+        """Weights of the base, by `AdapterBase.dtype`. Embedding, last norm and LM head, which all
+        versions share, are those of the first version that is read. The base's layers are read when
+        a past version is loaded for the first time.
         """
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(config.threads,)
@@ -277,23 +277,23 @@ class EmbeddedEngine(Engine):
                 `merged`.
         """
         base, model = adapters.base, self._scheduler.model
-        shape, arithmetic = model.architecture, model.arithmetic
+        architecture, arithmetic = model.architecture, model.arithmetic
         if not self._unadapted[base.dtype].layers:
             named = self._base.tensors(base.dtype)
             like = self._unadapted[base.dtype]
             self._unadapted[base.dtype] = as_weights(
-                named, shape, str(path), arithmetic, copies=False, like=like
+                named, architecture, str(path), arithmetic, copies=False, like=like
             )
         own = replace(
             self._unadapted[base.dtype],
-            adapters=as_adapters(adapters.tensors, base.scale, shape, arithmetic),
+            adapters=as_adapters(adapters.tensors, base.scale, architecture, arithmetic),
         )
-        scores = [probe_logprobs(each, shape, arithmetic) for each in (merged, own)]
-        apart, bound = difference(*scores), TOLERANCES[self._precision()]
-        if apart > bound:
+        scores = [probe_logprobs(each, architecture, arithmetic) for each in (merged, own)]
+        distance, bound = difference(*scores), TOLERANCES[self._precision()]
+        if distance > bound:
             reason = (
-                f"with adapters not merged, log-probs are {apart:.3g} nats from those with merged "
-                "adapters"
+                f"with adapters not merged, log-probs are {distance:.3g} nats from those with "
+                "merged adapters"
             )
             raise refusal(self._name, version, path, reason)
         return own
@@ -329,15 +329,16 @@ class EmbeddedEngine(Engine):
         if published is None or (base := published.base) is None:
             adapters, like, passing = None, None, builder.passing(named)
         else:
-            # Copied out of the mapped file: the bytes that are summed are then those merged below.
+            # Copied out of the mapped file, so that the bytes of the fingerprint are the bytes that
+            # are merged below, even if the file changes meanwhile.
             copied = builder.passing((name, tensor.clone()) for name, tensor in named)
             adapters = Adapters(dict(copied), base)
             builder.base = AdapterBase(self._base.digest(base.dtype), base.dtype, base.scale)
             like = self._unadapted.get(base.dtype)
             merged = self._base.merged(adapters.tensors, base)
             passing = builder.passing(merged, are_published=False)
-        # A tensor that was sent is a part of a buffer of many, which it would keep in memory, so it
-        # is copied; tensors of a file are mapped, and merged ones are new.
+        # Tensors that were sent are copied: each is a part of a large buffer, and would keep all of
+        # that buffer in memory. Tensors of a file are mapped, and merged ones are new.
         weights = as_weights(
             passing,
             model.architecture,

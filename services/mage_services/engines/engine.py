@@ -153,9 +153,9 @@ class Engine(ABC):
         """
         for task in self._tasks:
             task.cancel()
-        # The task group is not told of a failure of the block, which it would wrap in an exception
-        # group. It has to know of a cancellation, which may be its own: it cancels the block when a
-        # task fails.
+        # A failure of the block is not passed to the task group, which would wrap it in an
+        # exception group. A cancellation is passed, because the task group cancels the block when
+        # one of its tasks fails, and has to see that cancellation again.
         is_cancelled = isinstance(failure[1], asyncio.CancelledError)
         await self._group.__aexit__(*(failure if is_cancelled else (None,) * 3))
 

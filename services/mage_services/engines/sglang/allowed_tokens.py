@@ -1,8 +1,8 @@
 """Restrict sampling to the tokens that a request allows, inside SGLang's scheduler.
 
-SGLang's own grammars need a tokenizer in the server, which takes token ids only. So the request
-carries the allowed tokens, and a logit processor removes all others before SGLang samples and
-before it computes log-probs.
+SGLang's own grammars need a tokenizer in the server, and this server has none: it takes and returns
+token ids. So the request carries the allowed tokens, and a logit processor removes all others
+before SGLang samples and before it computes log-probs.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 PARAMETER = "allowed"
-"""Name of a request's parameter: its allowed tokens, int32 as bytes."""
+"""Name of the request's parameter that holds its allowed tokens, as the bytes of int32."""
 
 
 class AllowedTokens(CustomLogitProcessor):

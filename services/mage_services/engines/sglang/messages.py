@@ -58,8 +58,8 @@ class Generate(Fields):
     tokens: bytes
     """int32 [T]"""
     extra_key: str
-    """SGLang's `extra_key`: the KV cache finds only prefixes that had an equal one. It names the
-    weights that computed them."""
+    """SGLang's `extra_key`: the KV cache finds only prefixes of requests with an equal key, which
+    names the version whose weights compute the prompt's keys and values."""
     max_tokens: int
     temperature: float
     top_p: float

@@ -227,8 +227,8 @@ class Server:
         return await self._loader.prepare(message.version, path)
 
     async def _load(self, message: Load) -> None:
-        """Load weights, and once more, from disk if they are there, if they did not arrive or are
-        not what the learner published.
+        """Load weights. If they did not arrive, or are not those that the learner published, load
+        them once more, from disk if they are there.
         """
         loaded = await self._load_once(message, num_retries=0)
         if loaded.is_refused:

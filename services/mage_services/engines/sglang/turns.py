@@ -59,7 +59,7 @@ class PendingTurn:
         return not self.is_warm and self.opened is not None and not self.opened.num_known
 
     def cache_key(self) -> tuple[int, bytes]:
-        """Return what the server finds the cached prompt by: KV version and tokens."""
+        """Return the key of the cached prompt on the server: KV version and tokens."""
         return self.kv_version, self.turn.prompt.tokens.tobytes()
 
     def name(self) -> str:

@@ -115,7 +115,7 @@ class EngineWatchdog:
                 await asyncio.sleep(min(60.0, BACK_OFF_S * 2 ** (self._num_deaths - 2)))
 
     async def watch(self) -> None:
-        """Kill a process that misses a deadline. Cancellation leaves nothing."""
+        """Kill a process that misses a deadline. Cancellation only ends the watch."""
         async for _ in ticks(WATCH_S):
             now, start_or_load = time.monotonic(), self._due.get(EVERYTHING)
             deadlines = self._due.values() if start_or_load is None else [start_or_load]
