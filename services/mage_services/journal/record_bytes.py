@@ -3,7 +3,7 @@
 A segment begins with the line `mage-journal/1`. Records follow, each `[length u32][crc32
 u32][body]` in little endian; a body is `[kind u8][content]`. A crash can damage only the end of the
 last segment. `scan` returns the whole records and says where the torn tail has to be cut off;
-`find_record` tells a torn tail from damage, behind which whole records follow.
+`find_record` tells a torn tail from damage, after which whole records follow.
 """
 
 import struct
@@ -37,12 +37,13 @@ _MARKS = (
     (b"\xa4type", _PREFIX.size + _KIND_BYTES + 1),
     (b"\xa4type", _PREFIX.size + _KIND_BYTES + 3),
 )
-"""Bytes that every record has, with their offset in it: the first frame of a trial, or the first
-key of the fields, behind one byte of msgpack for up to 15 fields and three for more."""
+"""Bytes by which a record is found, and their offset in the record. A trial has its first frame.
+Any other record has the first key of its fields, after the number of fields, which takes one byte
+of msgpack for up to 15 fields and three bytes for more."""
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[FieldsRecord] = msgspec.msgpack.Decoder(FieldsRecord)
 _DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What `msgspec` raises for bytes that are no message of the expected type."""
+"""Errors that `msgspec` raises for bytes that are no message of the expected type."""
 _TRIAL_HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)
 
 
@@ -177,13 +178,13 @@ def _frame_sizes(data: Frame, start: int) -> tuple[int, ...]:
     """Return the sizes of a trial's frames, which follow their sizes in `data` from `start` on.
 
     Raises:
-        WireError: `data` is shorter or longer than that.
+        WireError: `data` is shorter or longer than sizes and frames together.
     """
     if (room := len(data) - start - _SIZES.size) < 0:
         raise WireError(f"a trial's record has at least {_SIZES.size} bytes, got {len(data)}")
     sizes = _SIZES.unpack_from(data, start)
     if sum(sizes) != room:
-        raise WireError(f"frames of {sum(sizes)} bytes in {room}")
+        raise WireError(f"a trial's frames have {sum(sizes)} bytes, its record has room for {room}")
     return sizes
 
 

@@ -27,8 +27,8 @@ from mage_services.journal.record_bytes import MAGIC, encode_record
 # On a full disk the thread keeps its records, reports the reason, and tries again every `RETRY_S`
 # seconds. It first cuts off a record that was written in part.
 #
-# Which segments may be deleted follows from the headers that are durable already. So a deletion
-# never waits for a write, which might itself be waiting for the space.
+# The headers that are durable already decide which segments may be deleted. So a deletion never
+# waits for a write, which might itself be waiting for the space.
 
 RETRY_S = 1.0
 """Seconds between two attempts to write on a full disk."""
