@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, TypeVar
 from mage_services.processes.priority import ACTOR, lower_priority
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: the learner imports more, and is waited for.
+    # Lowered before the imports below, which take seconds, so that the learner's imports, for which
+    # all processes wait, go first.
     lower_priority(ACTOR)
 
 from mage_async.assembly import environment_of, trial_config_of
@@ -111,7 +112,7 @@ class Weights:
             self._changed.notify_all()
 
     async def wait_for(self, version: int) -> None:
-        """Wait until the engine samples with `version` or newer. Cancellation leaves nothing."""
+        """Wait until the engine samples with `version` or newer. Safe to cancel."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.version >= version)
 
@@ -191,7 +192,8 @@ class Actor:
         """Finished episodes that an earlier actor played, by grant and trial index. The learner
         sends them before it grants their group to this actor."""
         self._num_groups = {"playing": 0, "no fresh weights": 0}
-        """Number of groups in each state. The actor is in the first state with a group in it."""
+        """Number of groups in each state. The actor's own state is the first one of these that has
+        a group, or "no grant"."""
         self.time = TimeAccounting("no grant")
         """Seconds spent in each state."""
         self._playing_s = dict.fromkeys(("engine", "trials", "environment", "other"), 0.0)
@@ -306,7 +308,7 @@ class Actor:
             self._enter_state()
 
     def _enter_state(self) -> None:
-        """Enter the state of the actor: of its groups' states, the first that any group is in."""
+        """Enter the actor's state, which follows from the states of its groups (`_num_groups`)."""
         states = (state for state, count in self._num_groups.items() if count)
         self.time.enter(next(states, "no grant"))
 

@@ -406,7 +406,7 @@ class Measurement:
             for key in self._keys_of(label, number, ("own", "blind", "retry")):
                 if outcome := self.record.outcomes.get(key.name):
                     pairs = zip(outcome.actions, outcome.rewards, strict=True)
-                    # An independent try is one episode, the one of that number (`_plan`).
+                    # An independent try has one episode, whose number is that of the try (`_plan`).
                     for episode, (actions, reward) in enumerate(pairs, key.try_):
                         earned[tuple(actions)].append((episode, reward))
             for same in earned.values():

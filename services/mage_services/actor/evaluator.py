@@ -25,7 +25,7 @@ from typing import Any
 from mage_services.processes.priority import EVALUATOR, lower_priority, restore_priority
 
 if __name__ == "__main__":
-    # Before the imports below, as in `actor.py`.
+    # Lowered before the imports below, as in `actor.py`.
     lower_priority(EVALUATOR)
 
 import msgspec
@@ -302,7 +302,7 @@ def played_references(
                 trials.append(trial)
                 if (spent := spent + seconds) > PLAYED_S:
                     break
-        except ConfigError:  # nothing says what an action may be
+        except ConfigError:  # the environment declares no actions
             return {}
         if len(trials) > 1:
             earned = score(trials, environment)
@@ -323,10 +323,10 @@ def write_evaluation(
 
     Args:
         blocked_s: Seconds of the evaluator's process by state; {} if they were not measured.
-        more: "diversity" and "harder", where they were measured. Where they were not, those of an
-            earlier evaluation of the same version stay. "chosen_of": number of checkpoints of which
-            this one was the best on held-out tasks, if it was chosen so. What `played_references`
-            returned, in place of the environment's own references.
+        more: Further parts. "diversity" and "harder", if they were measured; otherwise those of an
+            earlier evaluation of the same version are kept. "chosen_of", the number of checkpoints
+            of which this one was the best on held-out tasks, if it was chosen so. The result of
+            `played_references`, which replaces the environment's own references.
     """
     earlier = read_document(run.evaluation)
     kept = {} if earlier.get("version") != version else earlier
@@ -508,8 +508,10 @@ class CurveEvaluator:
         self._end(message)
 
     async def _watch(self) -> None:
-        """End as after a goodbye if the learner has left and its goodbye did not arrive: it waits
-        only `GOODBYE_PATIENCE_S` (`learner/training_loop.py`) for a peer whose connection broke.
+        """End as after a goodbye if the learner has left and its goodbye did not arrive.
+
+        The learner waits only `GOODBYE_PATIENCE_S` (`learner/training_loop.py`) for a peer whose
+        connection broke.
         """
         had_finished = False
         async for _ in ticks(LEFT_S):
@@ -668,7 +670,7 @@ class CurveEvaluator:
         await self._write(self._run.samples, partial(append_lines, self._run.samples, lines))
 
     async def _write(self, file: Path, write: Callable[[], None]) -> None:
-        """Write a file of the run; while the disk is full, wait for space. What is written took
+        """Write a file of the run; while the disk is full, wait for space, because the content took
         minutes to measure.
         """
 

@@ -127,7 +127,7 @@ class Planned(NamedTuple):
 
     @classmethod
     def of(cls, begin: Begin, task: Task, index: int, num_episodes: int) -> "Planned":
-        """Return the trial of a task that `begin` begins, the one of this index in its group."""
+        """Plan the trial of a task that `begin` starts, and that has this index in its group."""
         return cls(begin, Trial(task, index, num_episodes, (), (), cut_at=0))
 
 
@@ -261,8 +261,8 @@ async def play_or_cut(
 ) -> Trial:
     """Play a trial that is evaluated, as `play_retried` does, and return it.
 
-    If the trial cannot go on, it ends there (`Trial.cut_at`): one trial that outgrows its context,
-    or that an environment or engine fails in every try, must not end the evaluation of the others.
+    If the trial cannot go on, it ends there (`Trial.cut_at`): a trial that outgrows its context, or
+    whose environment or engine fails in every try, must not end the evaluation of the others.
     """
     tries: list[TrialInProgress] = []
 
