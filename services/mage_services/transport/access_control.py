@@ -1,11 +1,11 @@
-"""Decide who may connect to the learner: peers by their CURVE keys, on other machines, and by their
-build and configuration (`AccessControl`).
+"""Decide which peers may connect to the learner: by their CURVE keys (`Gate`), if they may be on
+other machines, and by their build and configuration (`AccessControl`).
 
 A directory of keys, as `mage keys new` makes it, in pyzmq's format:
 
     learner.key         the learner's public key, which every peer needs
     learner.key_secret  the learner's key pair
-    actor.key           public key that the learner accepts; so is every further `*.key`
+    actor.key           public key that the learner accepts, as it accepts every further `*.key`
     actor.key_secret    the actors' key pair
 
 An actor's machine needs `learner.key` and `actor.key_secret`. A peer without them is refused in the
@@ -141,8 +141,9 @@ def learner_keys(directory: Path) -> LearnerKeys:
     """Read the learner's keys from a directory.
 
     Raises:
-        ConfigError: the learner's secret key or every actor's public key is missing, others can
-            read a secret key or write a public one, or a file holds another key than its name says.
+        ConfigError: the learner's secret key is missing, there is no public key of an actor, other
+            users can read a secret key or write a public one, or a file holds another key than its
+            name says.
     """
     public, secret = _pair(directory, LEARNER)
     others = [file for file in sorted(directory.glob("*.key")) if file.stem != LEARNER]

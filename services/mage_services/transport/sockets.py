@@ -42,7 +42,7 @@ CONNECTION_SILENCE_MS = 15_000
 COPIED_BYTES = 4096
 """Number of bytes up to which a frame is copied: that is cheaper than keeping zmq's message."""
 _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-"""Flags of a frame that is the last one of its message, and of one that others follow."""
+"""Flags with which the last frame of a message is sent, and with which each earlier one is."""
 _LOOPBACK = ("127.0.0.1", "localhost")
 """Hosts that only this machine can reach."""
 _LOG = logging.getLogger(__name__)
@@ -158,13 +158,14 @@ def send_now(zmq_socket: PolledSocket, frames: Sequence[Frame]) -> None:
             zmq_socket.beneath.send(frame, _DONTWAIT_MORE)
         zmq_socket.beneath.send(last, _DONTWAIT)
     finally:
-        # zmq signals once that a message has arrived, and sending may take the signal from a task
-        # that waits for it. Reading EVENTS makes the event loop look at the socket again.
+        # zmq signals each arrival of a message only once. Sending may consume that signal, and then
+        # a task that waits for the message would not wake up. Reading EVENTS makes the event loop
+        # look at the socket again.
         zmq_socket.get(zmq.EVENTS)
 
 
 def content_of(frame: zmq.Frame) -> Frame:
-    """Return a frame's bytes: a copy, or a view that keeps zmq's message alive."""
+    """Return a frame's bytes: a copy of a small frame, or a view that keeps zmq's message alive."""
     return frame.bytes if len(frame) <= COPIED_BYTES else frame.buffer
 
 
@@ -201,7 +202,10 @@ def bind(zmq_socket: zmq.Socket[Any], address: str) -> None:
 
 
 def _check_socket_path(path: Path) -> None:
-    """Refuse a path in use; zmq itself would delete any file there and bind its own."""
+    """Refuse a path in use, and a directory that is missing, not writable, or open to other users.
+
+    zmq itself would delete any file at the path and bind its socket there.
+    """
     try:
         mode = path.parent.stat().st_mode
     except OSError as fault:
