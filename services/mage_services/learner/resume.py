@@ -71,8 +71,8 @@ class Prepared:
     replayed: list[ReplayedStep]
     """Steps after the checkpoint, which were trained again."""
     lost_bytes: int
-    """Bytes of incomplete records at the journal's end, which were cut off. No peer had been told
-    of these records."""
+    """Bytes of incomplete records at the journal's end, which were cut off. No peer had received a
+    message that depends on them."""
     sources: dict[str, str] = field(default_factory=dict)
     """Digests of the sources of the user's own classes (`own_sources`)."""
 

@@ -45,21 +45,22 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yield the directory of each control group that may limit this process, and whether it is one
-    of the first version of control groups. Other systems than Linux have none.
+    """Yield the directory of each control group that may limit this process, and whether it is a
+    group of cgroup v1. Other systems than Linux have none.
     """
     groups = root / "proc/self/cgroup"
     # Each line has a number, controllers, and a path.
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         mount = root / "sys/fs/cgroup"
-        if controllers:  # the second version names no controllers
+        if controllers:  # cgroup v2 names no controllers
             mount /= controller
             if controller not in controllers.split(","):
                 continue
         folder = mount / path.lstrip("/")
-        # The limits of all groups above hold too. A container may mount its own group alone, at
-        # `mount`, and yet read the path that the machine has for it.
+        # The limits of all groups above hold too. In a container `mount` may be the container's own
+        # group, while `proc/self/cgroup` states the path of this group on the host: then `folder`
+        # does not exist, but `mount` is one of its parents.
         for each in (folder, *folder.parents):
             if each.is_relative_to(mount):
                 yield each, bool(controllers)

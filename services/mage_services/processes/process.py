@@ -527,9 +527,9 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
 def unless_a_call_hangs(
     function: Callable[[], T], deadline_s: float, say: Callable[[str], None]
 ) -> T:
-    """Return what a function returns that makes calls without an event loop (`Call.now`).
+    """Call a function that makes calls without an event loop (`Call.now`), and return its result.
 
-    It runs in a daemon thread, which is abandoned if a call hangs.
+    The function runs in a daemon thread, which is abandoned if a call hangs.
 
     Args:
         deadline_s: Seconds after which a call hangs.

@@ -197,7 +197,7 @@ async def _fields(request: web.Request) -> dict[str, Any]:
     """
     try:
         fields = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:  # the latter for a thousand brackets
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise BadRequest(f"the request is no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadRequest("a request must be an object")

@@ -119,7 +119,7 @@ async def answer(session: Session, text: str) -> Json | None:
     """Return the answer to a request; `None` if the client closes the session."""
     try:
         request = json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter for a thousand brackets
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         return error_answer("INVALID_JSON", f"Invalid JSON: {error}")
     if not isinstance(request, dict):
         return error_answer("VALIDATION_ERROR", "a request must be an object")
