@@ -22,6 +22,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils import logging
 
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError, first_line
@@ -79,13 +80,14 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     try:
         # With `output_loading_info` transformers returns a pair, but its annotation has only the
         # model.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=getattr(torch, dtype),
-            attn_implementation=PACKED_ATTENTION,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _without_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=getattr(torch, dtype),
+                attn_implementation=PACKED_ATTENTION,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise PolicyError(f"{directory}: transformers cannot load it: {error}") from error
     model, found = loaded
@@ -237,11 +239,24 @@ def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> Non
     """
     directory.mkdir(parents=True, exist_ok=True)
     state = dict(merged_tensors(model)) if adapted_layers(model) else None
-    model.save_pretrained(directory, state_dict=state)
+    with _without_bars():
+        model.save_pretrained(directory, state_dict=state)
     _add_files(chat_source, directory)
     # safetensors 0.8 writes files with mode 0600, which an engine of another user cannot read.
     for weights in directory.glob("*.safetensors"):
         os.chmod(weights, 0o644)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar over the lines of a command."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 def export_without_weights(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Model directories that lack weights."""
+"""Models loaded and saved, and model directories that lack weights."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from mage_async.errors import PolicyError
-from mage_async.policy.load import check_trainable, load_policy
+from mage_async.policy.load import check_trainable, export_hf, load_policy
 from tests.helpers.random_models import random_model
 
 
@@ -31,3 +31,11 @@ def test_a_missing_weight_is_no_random_weight(tmp_path: Path) -> None:
     folder = written_without("model.norm.weight", random_model("Qwen3"), tmp_path)
     with pytest.raises(PolicyError, match=r"1 weights are in no file, model\.norm\.weight first"):
         load_policy(folder, "float32", "cpu")
+
+
+def test_no_progress_bar_is_drawn_over_the_lines_of_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_hf(random_model("Qwen3"), tmp_path, tmp_path)
+    load_policy(tmp_path, "float32", "cpu")
+    assert capsys.readouterr() == ("", "")
