@@ -49,7 +49,7 @@ PRINT_S = 20.0
 def evaluate(
     run: RunDirectory,
     *,
-    trials: int,
+    trials: int | None = None,
     episodes: int | None = None,
     diversity: int | None = None,
     harder: str | None = None,
@@ -64,7 +64,7 @@ def evaluate(
     an earlier evaluation of the same version, they are written into a subfolder of the run.
 
     Args:
-        trials: Number of trials of each set.
+        trials: Number of trials of each set; None for `evaluation.final_trials` of the run.
         episodes: Number of episodes of a trial; None for that of the run's own evaluation.
         diversity: Number of plays of each task, of which the distinct trajectories are counted;
             None to measure no diversity.
@@ -93,6 +93,7 @@ def evaluate(
         name = f"environment.name={json.dumps(environment)}"
         changes = [name, "environment.options={}", *assignments]
     config = config_file.load_recorded(run.config, changes)
+    trials = trials or config.evaluation.final_trials
     episodes = episodes or config.evaluation.episodes
     if episodes != config.evaluation.episodes:
         subfolders += [f"episodes_{episodes}"]

@@ -82,7 +82,7 @@ class Run:
 
     def evaluate(
         self,
-        trials: int = 1024,
+        trials: int | None = None,
         *,
         episodes: int | None = None,
         environment: type | str | None = None,
@@ -95,7 +95,7 @@ class Run:
         task variant in the last episode.
 
         Args:
-            trials: Number of trials of each set.
+            trials: Number of trials of each set; None for `evaluation.final_trials` of the run.
             episodes: Number of episodes of a trial; None for that of the run's own evaluation.
             environment: Another environment than in training, by its name or as a class.
             keys: Keys of that environment, such as {"environment.options.size": 5}.

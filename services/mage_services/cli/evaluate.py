@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
-    add_number(parser, "--trials", "trials per set (default: 1024)", 1024, type=positive)
+    trials = "trials per set (default: evaluation.final_trials of the run)"
+    add_number(parser, "--trials", trials, type=positive)
     episodes = "number of episodes of a trial, which may differ from training"
     add_number(parser, "--episodes", episodes, type=positive, metavar="K")
     diversity = (
