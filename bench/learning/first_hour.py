@@ -19,7 +19,8 @@ above the return from which the weights began, each by more than the two interva
 weights of a pretrained model began with its return before training, those of a tiny model, which
 are random before its warm start, with that of random play.
 
-A task whose result is in `--run-dir` is not trained again. `--set` changes configuration keys of
+A run that reaches `--limit-s` is ended, and its newest checkpoint is evaluated then. A task whose
+result is in `--run-dir` is not trained again. `--set` changes configuration keys of
 every run, and is written to the baseline.
 """
 
@@ -110,6 +111,11 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
             if lines[-1] > given.limit_s:
                 process.terminate()
     steps = documents(run / "metrics.jsonl")
+    if steps and not (run / "evaluation.json").exists():
+        # The limit ended the run before its final evaluation.
+        subprocess.run(
+            [sys.executable, "-m", "mage_services.cli.main", "evaluate", str(run)], check=False
+        )
     row = {
         "kind": kind,
         # One line more than the class has: the command.
