@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.config.defaults import (
+    CALLS_ON_CORES,
     MASTERS,
     ON_CORES,
     ON_GPU,
-    PROGRAM_ON_CORES,
     WITH_FOREIGN_ENVIRONMENT,
     WITH_TINY,
 )
@@ -48,7 +48,7 @@ OTHER_DEFAULTS: Mapping[str, Table] = {
     "tiny": WITH_TINY,
     "own class": WITH_FOREIGN_ENVIRONMENT,
     "CPU": ON_CORES,
-    "program on a CPU": PROGRAM_ON_CORES,
+    "program or tools on a CPU": CALLS_ON_CORES,
     "GPU": merged(ON_GPU, MASTERS, Config),
 }
 """Defaults that replace those of the schema, by the label printed before each, such as "CPU"."""

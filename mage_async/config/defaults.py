@@ -28,6 +28,9 @@ from mage_async.config.tables import (
     section_of,
     without_short_form,
 )
+from mage_async.environments.tools import has_tools
+from mage_async.errors import ConfigError
+from mage_async.user_modules import Registry
 
 DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS = 4, 1
 """Number of actors by default, with a tiny policy and with a pretrained one. An actor of a
@@ -140,15 +143,17 @@ ON_CORES: Table = {
 They suit a model of a hundred million weights on two cores: a step of 36 trials with adapters, in
 micro-batches of little memory, and few evaluations: the first one shows where the run began."""
 
-PROGRAM_ON_CORES: Table = {
+CALLS_ON_CORES: Table = {
     # The 8 tokens of `ON_CORES` are enough for a word of a game. A call of a tool with two short
     # arguments had 78 in a small tokenizer without tokens for the tags of a call. A program may ask
     # for fewer in each call.
     "transcript": {"max_action_tokens": 128},
 }
-"""Defaults that replace those of `ON_CORES` for a program."""
+"""Defaults that replace those of `ON_CORES` for a program, or a class with tools."""
 PROGRAMS = ("agent:", "verifiers:")
 """Beginnings of the names of environments in which a program is the agent."""
+OWN_CLASSES = Registry("environment", {})
+"""Imports a user's own class by its name."""
 
 SMALL_BYTES = 20_000_000
 """Size of the weights of a local model, in bytes, up to which all of them are trained on cores:
@@ -281,8 +286,8 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     # Other engines need a GPU, for which the schema's defaults are made.
     elif engine.get("kind") == "embedded":
         chosen.append(ON_CORES)
-        if any(name.startswith(PROGRAMS) for name in _environment_names(whole)):
-            chosen.append(PROGRAM_ON_CORES)
+        if any(map(_calls_tools, _environment_names(whole))):
+            chosen.append(CALLS_ON_CORES)
         if "lora" not in policy and _is_small(policy.get("source")):
             chosen.append(ALL_WEIGHTS)
             policy = merged(policy, ALL_WEIGHTS["policy"], Pretrained)
@@ -294,6 +299,16 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     for each in chosen:
         found = merged(found, each, Config)
     return found
+
+
+def _calls_tools(name: str) -> bool:
+    """Return whether the environment of this name is a program, or a user's class with tools."""
+    if name.startswith(PROGRAMS) or ":" not in name:
+        return name.startswith(PROGRAMS)
+    try:
+        return has_tools(OWN_CLASSES.load(name))
+    except ConfigError:  # the environment is loaded later, and the error says what is wrong
+        return False
 
 
 def _is_small(source: Any) -> bool:

@@ -256,15 +256,18 @@ def test_without_a_command_mage_trains(
     assert config_file.loads(capsys.readouterr().out) == wanted
 
 
+@pytest.mark.parametrize("policy", ["policy.kind=tiny", "policy.source=model"])
 def test_what_a_class_prints_is_not_in_the_printed_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "loud.py").write_text(
         'print("hello")\nclass Loud:\n    """Rules."""\n    words = ("a",)\n'
         "    reset = lambda self, seed, task: 'a'\n    step = lambda self, action: ('a', 0.0, True)"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["--set", "environment.name=loud:Loud", "--print-config"]) == 0
+    monkeypatch.delitem(sys.modules, "loud", raising=False)
+    given = ["--set", "environment.name=loud:Loud", "--set", policy]
+    assert main([*given, "--print-config"]) == 0
     said = capsys.readouterr()
     assert config_file.loads(said.out).environment.name == "loud:Loud"
     assert said.err == "hello\n"

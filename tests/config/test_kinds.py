@@ -116,10 +116,13 @@ def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours_an
         (["environment.name=verifiers:gsm8k"], 128),
         (["environment.name=mix", 'environment.options.parts=[{name="agent:own:run"}]'], 128),
         (["environment.name=own:Class"], 8),
+        (["environment.name=tests.environments.boxes:Boxes"], 128),
         (["environment.name=agent:own:run", "engine.kind=sglang"], 64),
     ],
 )
-def test_a_call_of_a_programs_tool_fits_into_an_answer(keys: list[str], most: int) -> None:
+def test_a_call_of_a_tool_fits_into_an_answer_of_a_program_or_a_class(
+    keys: list[str], most: int
+) -> None:
     config = quickstart("policy.source=models/mine", *keys)
     assert config.transcript.max_action_tokens == most
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,10 +86,11 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.terminal import CountedOutput, lasting_output
 
     die_with_parent()  # a sweep, or an ablation
-    config = _config(given)
-    if given.print_config:
-        with redirect_stdout(sys.stderr):  # a class prints no TOML
+    with redirect_stdout(sys.stderr) if given.print_config else nullcontext():
+        config = _config(given)  # a class that is imported prints no TOML
+        if given.print_config:
             check_keys(config)
+    if given.print_config:
         print(config_file.dump(config), end="")
         return 0
     actors = given.actors
