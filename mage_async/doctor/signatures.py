@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mage_async.assembly import environment_of, has_steady_tasks
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, FromWinStay
 from mage_async.environments.catalogue import names
 from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
@@ -669,6 +669,35 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
         )
 
 
+def idle_warm_start(records: RunRecords) -> Sightings:
+    """The warm start has taught nothing: its loss, or the ratio of its gate, has not fallen, or the
+    policy that was cloned from win-stay, lose-shift earns no more than random play.
+    """
+    warm, said = records.config.warm_start, records.warm_start
+    if warm is None or not said:
+        return
+    if said["fault"]:
+        yield Sighting(said["fault"], remedy=said["cure"])
+        return
+    # A script may explore at random, and a policy without memory cannot repeat what paid.
+    if not isinstance(warm, FromWinStay) or records.config.trial.memory == "none":
+        return
+    heldout = records.evaluation.get("references", {}).get("heldout", {})
+    scores = (each["sets"]["heldout"] for each in records.curve if each["version"] == 0)
+    score = next(scores, None)
+    if score is None or not {"random", "win-stay"} <= heldout.keys():
+        return
+    halves = records.evaluation["reference_ci95"]["heldout"]
+    own, half = score["return_by_episode"][-1], score["ci95_by_episode"][-1]
+    chance, cloned = heldout["random"][-1], heldout["win-stay"][-1]
+    is_chance = own - chance <= math.hypot(half, halves["random"][-1])
+    if is_chance and cloned - own > math.hypot(half, halves["win-stay"][-1]):
+        yield Sighting(
+            f"after it the last held-out episode earns {own:+.2f}, random play {chance:+.2f}, and "
+            f"the player that was cloned {cloned:+.2f}"
+        )
+
+
 UNTAUGHT = ("no_variance", "rare_rewards")
 """Signatures of a policy with hardly any training signal."""
 FOLLOW_FROM_UNTAUGHT = {"memory_unused", "swap_harmless"}
@@ -691,6 +720,8 @@ class Signature:
     """Metric without which a step is skipped; every step has its number."""
     in_evaluation: Callable[[Config, Record], Sightings] | None = None
     """Function that looks at a point of the curve, or at the final evaluation."""
+    in_run: Callable[[RunRecords], Sightings] | None = None
+    """Function that looks at all records of a run."""
 
 
 SIGNATURES = {
@@ -836,6 +867,10 @@ SIGNATURES = {
         "episodes at all: raise trial.episodes.",
         in_evaluation=swap_harmless,
     ),
+    "idle_warm_start": Signature(
+        "Raise warm_start.max_stable_steps, warm_start.steps or warm_start.trials.",
+        in_run=idle_warm_start,
+    ),
 }
 """All signatures by name. Those that look at steps can halt a run, and are listed once more in
 `SignatureName` of `mage_async/config/schema.py`.
@@ -869,7 +904,7 @@ class Doctor:
         self._last_found: dict[tuple[str, str], int] = {}
         """The last step that showed a signature for certain, by signature and subject."""
         self._found_in_evaluation: set[str] = set()
-        """Signatures found in an evaluation, which are reported only once per run."""
+        """Signatures found in an evaluation or in the whole run, which are reported only once."""
 
     @staticmethod
     def of(config: Config) -> "Doctor":
@@ -931,14 +966,25 @@ class Doctor:
             if signature.in_evaluation and name not in self._found_in_evaluation | followers
             for seen in signature.in_evaluation(self._history.config, evaluation)
         ]
+        return self._remembered(found)
+
+    def conclude(self, records: RunRecords) -> list[Finding]:
+        """Examine a run as a whole, and all its recorded evaluations."""
+        final = [records.evaluation] if records.evaluation else []
+        found = [
+            _finding(name, seen, 0, 0)
+            for name, signature in SIGNATURES.items()
+            if signature.in_run and name not in self._found_in_evaluation
+            for seen in signature.in_run(records)
+        ]
+        found = self._remembered(found)
+        return [*found, *(new for each in (*records.curve, *final) for new in self.evaluated(each))]
+
+    def _remembered(self, found: list[Finding]) -> list[Finding]:
+        """Return new findings of an evaluation or of the whole run, which are found only once."""
         self._found_in_evaluation.update(finding.name for finding in found)
         self.findings += found
         return found
-
-    def conclude(self, records: RunRecords) -> list[Finding]:
-        """Examine all recorded evaluations of a run."""
-        final = [records.evaluation] if records.evaluation else []
-        return [found for each in (*records.curve, *final) for found in self.evaluated(each)]
 
 
 def examine(records: RunRecords) -> list[Finding]:

@@ -74,6 +74,8 @@ LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
 WIN_STAY_RULE = "win_stay.json"
 """File of a policy's directory with the rule of win-stay, lose-shift that it was cloned from."""
+MADE_HERE = "warm-started here"
+"""Beginning of the origin of a policy that was cloned in this run."""
 CHECKED_BYTES = 20_000_000
 """Largest size of a data set whose rows are checked before a run, which takes less than a second.
 """
@@ -121,7 +123,7 @@ def examples_to_clone(
 
     There are no examples if no rule of win-stay, lose-shift is worth cloning.
     """
-    chat, origin = load_chat(directory, thinking=config.transcript.thinking), "warm-started here"
+    chat, origin = load_chat(directory, thinking=config.transcript.thinking), MADE_HERE
     is_tiny = isinstance(config.policy, Tiny)
     if isinstance(warm, FromData):
         examples = read_examples(warm.path, chat, config.engine.max_tokens)

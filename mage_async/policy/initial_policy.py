@@ -35,6 +35,7 @@ from mage_async.errors import PolicyError, first_line
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import overriding
 from mage_async.policy.demonstrations import (
+    MADE_HERE,
     WIN_STAY_RULE,
     Example,
     InTime,
@@ -46,7 +47,8 @@ from mage_async.policy.demonstrations import (
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.warm_start import Progress, warm_start
-from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL
+from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL, WARM_START
+from mage_async.results.run_files import read_document
 from mage_async.user_modules import source_digest
 
 UNREAD_FILES = [
@@ -108,7 +110,8 @@ def _write(
     cached = cache_folder() / policy_key(config)
     if warm and warm.cache and (cached / "config.json").is_file():
         shutil.copytree(cached, directory)
-        return "from the cache of an earlier warm start"
+        origin = str(read_document(directory / WARM_START)["origin"])
+        return origin.replace(MADE_HERE, "from the cache of an earlier warm start", 1)
     if isinstance(policy, Tiny):
         source = directory
         build_tiny(policy, environment_of(config).facts.words, config.seed, directory)
@@ -121,7 +124,9 @@ def _write(
         if source != directory:  # a tiny model was built in `directory` itself
             directory.symlink_to(source, target_is_directory=True)
         return origin
-    _clone(config, warm, examples, source, directory, report)
+    end = _clone(config, warm, examples, source, directory, report)
+    said = {"origin": origin, "fault": end.fault, "cure": end.cure}
+    (directory / WARM_START).write_bytes(msgspec.json.encode(said))
     if rule is not None:
         (directory / WIN_STAY_RULE).write_bytes(msgspec.json.encode(rule))
     if warm.cache:
@@ -145,8 +150,9 @@ def _clone(
     source: Path,
     directory: Path,
     report: Callable[[Progress], None],
-) -> None:
-    """Warm-start a model; every step is determined by the configuration and its seed.
+) -> Progress:
+    """Warm-start a model, and return its progress at the end; every step is determined by the
+    configuration and its seed.
 
     Only a pretrained model trains adapters here: a tiny one has random weights.
     """
@@ -157,12 +163,16 @@ def _clone(
     model = load_policy(source, config.policy.dtype if lora else "float32", device)
     if lora:
         add_adapters(model, lora, config.seed)
-    warm_start(model, examples, warm, config.learner, config.seed, report)
+    has_memory = config.trial.memory != "none"
+    end = warm_start(
+        model, examples, warm, config.learner, config.seed, report, has_memory=has_memory
+    )
     export_hf(model, source, directory)
     if device != "cpu":
         del model
         # PyTorch would keep the memory, and the engines on this GPU could not have it.
         torch.cuda.empty_cache()
+    return end
 
 
 def _device(config: Config) -> str:

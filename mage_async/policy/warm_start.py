@@ -10,8 +10,9 @@ note of that for the run.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +30,10 @@ BETA2, WEIGHT_DECAY = 0.95, 0.01
 """AdamW's decays of the second moment and of the weights."""
 GATE_EVERY = 25
 """Number of steps over which the gate's losses are averaged."""
+LEAST_FALL = 0.05
+"""Share by which the loss, or the ratio of the gate, has to fall for a warm start to have taught
+something. Losses of the tiny model fell by 60 % or more; a ratio that stayed as it was varied by
+3 %."""
 MOST_SKIPPED = 25
 """Number of skipped steps in a row after which a warm start has failed."""
 
@@ -51,6 +56,10 @@ class Progress:
     """
     num_skipped: int = 0
     """Number of steps so far whose gradient was not finite, and which changed nothing."""
+    fault: str = ""
+    """At the end: why the model has learned nothing, as a clause; "" if it has learned."""
+    cure: str = ""
+    """What to do about the fault, as a sentence."""
 
 
 def warm_start(
@@ -60,6 +69,8 @@ def warm_start(
     learner: Learner,
     seed: int,
     report: Callable[[Progress], None],
+    *,
+    has_memory: bool = True,
 ) -> Progress:
     """Clone examples, in place; continue past `warm.steps` until the gate opens.
 
@@ -69,6 +80,7 @@ def warm_start(
     Args:
         learner: Sets how many tokens a forward has at most, and whether the tokens that all
             examples of a forward begin with are computed once. The gradient depends on neither.
+        has_memory: Whether contexts have earlier episodes, without which no gate can open.
 
     Raises:
         DeterministicFailure: the gate is still shut after `warm.max_steps`, or the gradients of
@@ -80,6 +92,7 @@ def warm_start(
     set_decays(optimizer, BETA2, WEIGHT_DECAY)
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
     progress = Progress(0, warm.steps, math.nan, math.nan)
+    losses, gates = list[float](), list[float]()
     step = num_skipped = in_a_row = 0
     # `falls_at`: the step from which on the learning rate falls.
     # `has_to_open`: whether a gate that is shut after `max_steps` is an error.
@@ -103,6 +116,7 @@ def warm_start(
         loss, is_skipped = _step(model, optimizer, trained, parts, sums, shares_opening=shares)
         step += 1
         num_skipped += is_skipped
+        losses += [] if is_skipped else [loss]
         in_a_row = in_a_row + 1 if is_skipped else 0
         if is_skipped and in_a_row >= min(MOST_SKIPPED, warm.steps):
             raise DeterministicFailure(
@@ -113,6 +127,7 @@ def warm_start(
         gate = progress.gate
         if step % GATE_EVERY == 0 or step == warm.steps:
             gate = _gate(sums)
+            gates.append(gate)
             sums[:] = 0
         if falls_at == math.inf and (gate <= bound or step >= max_steps):
             falls_at = step
@@ -124,7 +139,43 @@ def warm_start(
         shown_gate = gate if sums.shape[1] > 1 else math.nan
         progress = Progress(step, shown_steps, loss, shown_gate, num_skipped)
         report(progress)
-    return progress
+    fault, cure = _fault(warm, losses, gates if has_memory else [])
+    return replace(progress, fault=fault, cure=cure)
+
+
+def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) -> tuple[str, str]:
+    """Return why a warm start has taught nothing, and what to do; two empty texts if it has taught
+    something, or is too short to tell.
+
+    Args:
+        losses: The loss of each step that was not skipped.
+        gates: The ratios of the gate that were measured, in order.
+    """
+    if len(losses) < 2 * GATE_EVERY:
+        return "", ""
+    first, last = (statistics.fmean(each) for each in (losses[:GATE_EVERY], losses[-GATE_EVERY:]))
+    rate, least = f"warm_start.learning_rate = {warm.learning_rate:g}", 1 - LEAST_FALL
+    if last > least * first:
+        rises = last * least > first
+        return (
+            f"the loss of its last {GATE_EVERY} steps is {last:.3f}, and that of its first was "
+            f"{first:.3f}",
+            f"Lower {rate}."
+            if rises
+            else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model could do it "
+            'before, set warm_start to "none".',
+        )
+    if not isinstance(warm, FromWinStay) or not gates:
+        return "", ""
+    if gates[-1] > max(warm.repeat_gate, least * gates[0]):
+        return (
+            f"the loss on repeated actions is still {gates[-1]:.2f} of that on tried ones (first "
+            f"{gates[0]:.2f}), above warm_start.repeat_gate = {warm.repeat_gate}, so it has not "
+            "learned to repeat what paid",
+            f"Raise {rate}, warm_start.max_stable_steps = {warm.max_stable_steps} or "
+            f"warm_start.trials = {warm.trials}.",
+        )
+    return "", ""
 
 
 def _gate_is_shut(progress: Progress, warm: WarmStart, bound: float) -> str:

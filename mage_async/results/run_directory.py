@@ -17,6 +17,9 @@ first.
 """
 NOT_OF_MODEL = (OPTIMIZER, COUNTERS, SHARDS)
 """Files and folders of a checkpoint that only training reads."""
+WARM_START = "warm_start.json"
+"""Name of the file of a policy's directory with what is said of its warm start: its `origin` in a
+few words, and, if it has taught nothing, why (`fault`) and what to do (`cure`)."""
 MAX_DEPTH = 3
 """Number of levels of folders below the root in which runs are looked for."""
 
@@ -48,6 +51,8 @@ class RunDirectory:
     """Lock of the process that runs it; see `mage_services/processes/run_lock.py`."""
     policy = _Below("policy")
     """Model directory of the initial policy; its tokenizer serves every later version."""
+    warm_start = _Below(f"policy/{WARM_START}")
+    """What is said of the warm start; missing if nothing was cloned."""
     weights = _Below("weights")
     """Weights published on disk, one file a version; versions that nobody needs are removed."""
     checkpoints = _Below("checkpoints")

@@ -56,6 +56,8 @@ class RunRecords:
     supervisor: Record
     """Seconds that the supervisor spent in each state, waiting or (in spite of the name) working,
     under the file's only key, `blocked_s`; empty before the end."""
+    warm_start: Record = field(default_factory=dict)
+    """What is said of the warm start; empty if nothing was cloned."""
 
     def step_s(self) -> list[float]:
         """Return the seconds that each step of `metrics` took, including its wait for the batch."""
@@ -82,6 +84,7 @@ def read_records(run: RunDirectory) -> RunRecords:
         read_document(run.learner),
         read_lines(run.samples),
         read_document(run.supervisor),
+        read_document(run.warm_start),
     )
 
 

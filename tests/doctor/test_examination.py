@@ -1,5 +1,7 @@
 """The doctor's memory: what is new, what comes back, and what evaluations show."""
 
+import json
+
 import pytest
 
 from mage_async.doctor import Doctor, examine
@@ -108,6 +110,27 @@ def test_a_made_up_run_that_learned_is_well(tmp_path) -> None:
     run = RunDirectory(tmp_path / "run")
     make_run(run)
     assert examine(read_records(run)) == []
+
+
+def test_a_warm_start_that_taught_nothing_is_found(tmp_path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    make_run(run, settings=["warm_start.kind=win_stay"])
+
+    def found(**said: str) -> list[tuple[str, str]]:
+        run.warm_start.write_text(json.dumps({"origin": "", "fault": "", "cure": ""} | said))
+        return [(each.evidence, each.remedy) for each in examine(read_records(run))]
+
+    assert found(fault="the loss is 1", cure="Lower it.") == [("the loss is 1", "Lower it.")]
+    assert found() == []
+    evaluation, point = json.loads(run.evaluation.read_text()), read_records(run).curve[0]
+    for chance, cloned, is_idle in ((0.0, 0.6, True), (0.0, 0.05, False), (-0.5, 0.6, False)):
+        known = {"random": [chance] * 3, "win-stay": [cloned] * 3}
+        halves = {name: [0.01] * 3 for name in known}
+        known = {"references": {"heldout": known}, "reference_ci95": {"heldout": halves}}
+        run.evaluation.write_text(json.dumps(evaluation | known))
+        evidence = [text for text, _ in found()]
+        assert evidence == [text for text in evidence if "random play +0.00" in text]
+        assert len(evidence) == is_idle, point
 
 
 def test_a_recorded_run_is_examined_whose_environment_is_not_here(tmp_path) -> None:

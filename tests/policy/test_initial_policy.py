@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async import algorithm
 from mage_async.assembly import check_keys, environment_of
 from mage_async.config import config_file
-from mage_async.config.schema import Config, FromScript, Learner, Tiny
+from mage_async.config.schema import Config, FromScript, FromWinStay, Learner, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning import optimizer
@@ -111,13 +111,15 @@ def test_a_warm_start_that_does_not_look_back_says_what_to_raise(tmp_path: Path)
         prepare_policy(config, tmp_path / "policy", lambda progress: None)
 
 
-def cloned(directory: Path, weights: list[float], steps: int) -> "tuple[Progress, PreTrainedModel]":
+def cloned(
+    directory: Path, weights: list[float], steps: int, **more: float
+) -> "tuple[Progress, PreTrainedModel]":
     """Clone one short context with each weight of its tokens; one context a step."""
     words, policy = environment_of(config_file.load(QUICKSTART)).facts.words, Tiny()
     build_tiny(policy, words, 0, directory)
     model, tokens = load_policy(directory, "float32", "cpu"), np.arange(5)
     examples = [Example(tokens, np.full(5, each, np.float32), tokens * 0 - 1) for each in weights]
-    warm = FromScript(steps=steps, batch_size=1, gate=1.0)
+    warm = FromScript(steps=steps, batch_size=1, gate=1.0, **more)
     return warm_start(model, examples, warm, Learner(), 0, lambda progress: None), model
 
 
@@ -129,6 +131,24 @@ def test_a_step_of_a_warm_start_whose_gradient_is_not_finite_changes_nothing(
     assert all(weight.isfinite().all() for weight in model.parameters())
     alone, _ = cloned(tmp_path / "good", [1.0, 1.0], steps=8)
     assert alone.num_skipped == 0
+
+
+def test_a_warm_start_that_teaches_nothing_says_what_to_change(tmp_path: Path) -> None:
+    idle, _ = cloned(tmp_path / "idle", [1.0], steps=50, learning_rate=1e-9)
+    assert "and that of its first was" in idle.fault
+    assert idle.cure.startswith("Raise warm_start.learning_rate = 1e-09 or")
+    learned, _ = cloned(tmp_path / "learned", [1.0], steps=50)
+    assert (learned.fault, learned.cure) == ("", "")
+    risen = warm_start_module._fault(FromScript(), [1.0] * 25 + [9.0] * 25, [])
+    assert risen[1] == "Lower warm_start.learning_rate = 0.002."
+
+
+def test_a_win_stay_that_is_not_looked_up_is_no_lesson() -> None:
+    def fault(*gates: float) -> str:
+        return warm_start_module._fault(FromWinStay(), [2.0] * 25 + [1.0] * 25, gates)[0]
+
+    assert "is still 0.98 of that on tried ones (first 1.00)" in fault(1.0, 0.98)
+    assert fault(1.0, 0.7) == fault(0.5, 0.5) == fault() == ""
 
 
 def test_the_decays_of_a_warm_start_are_set_as_those_of_training(
@@ -281,6 +301,19 @@ def test_a_warm_start_is_cached_beside_what_a_killed_process_of_the_same_number_
     assert prepare_policy(config, tmp_path / "one", lambda at: None) == "warm-started here"
     assert [each.exists() for each in (recent, old, other)] == [True, False, True]
     assert prepare_policy(config, tmp_path / "two", lambda at: None).startswith("from the cache")
+
+
+def test_what_is_said_of_a_warm_start_is_said_of_the_cached_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    given = ("transcript.rules=true", "warm_start.kind=data", "warm_start.cache=true")
+    path = f"warm_start.path={data_set(tmp_path, {'messages': MESSAGES})}"
+    config = config_file.load(QUICKSTART, [*WARM_START, *given, path, "engine.max_tokens=2000"])
+    for name, made in (("one", "warm-started here"), ("two", "from the cache of an earlier warm")):
+        origin = prepare_policy(config, tmp_path / name, lambda at: None)
+        assert origin.startswith(made)
+        assert "1 of 1 rows lack the rules" in origin
 
 
 def test_a_warm_start_that_cannot_be_cached_says_so_and_is_used(

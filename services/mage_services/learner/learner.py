@@ -162,7 +162,8 @@ async def _prepare(
         status.send("warm_start", **asdict(progress))
 
     began, warm_start = time.monotonic(), startup.config.warm_start
-    if warm_start and not startup.run.policy.exists():
+    is_new = not startup.run.policy.exists()
+    if warm_start and is_new:
         # Shown at once, because a warm start collects its data before its first step. Its loss, and
         # its gate, the measure that decides when it ends, are not known yet (NaN).
         report(Progress(0, warm_start.steps, math.nan, math.nan))
@@ -176,6 +177,8 @@ async def _prepare(
     if num_skipped:
         text = "steps were skipped, whose gradients were not finite"
         status.note(f"warm start: {num_skipped} {text}")
+    if warm_start and is_new and (said := read_document(startup.run.warm_start)).get("fault"):
+        status.note(f"the warm start has taught nothing: {said['fault']}. {said['cure']}")
     if prepared.lost_bytes:
         status.note(f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
     return prepared

@@ -256,6 +256,7 @@ def _records(reader: RunReader, config: Config) -> RunRecords:
         learner=read_document(run.learner),
         samples=[],
         supervisor=read_document(run.supervisor),
+        warm_start=read_document(run.warm_start),
     )
 
 
