@@ -6,7 +6,7 @@ with the method.
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -99,11 +99,12 @@ def own_sources(config: Config) -> dict[str, str]:
     """Return a digest of the source of each of the user's own environments, agents and methods."""
     names = [name.removeprefix("agent:") for name, _ in named_parts(config)]
     names = [name for name in names if name.partition(":")[0] not in LOADERS]
-    return {
-        name: user_modules.own_source(name.partition(":")[0], repr(name))
-        for name in (*names, *config.methods)
-        if ":" in name
-    }
+    return source_digests(name for name in (*names, *config.methods) if ":" in name)
+
+
+def source_digests(names: Iterable[str]) -> dict[str, str]:
+    """Return a digest of the source of each class, as it is now; `names` are `module:Class`."""
+    return {name: user_modules.own_source(name.partition(":")[0], repr(name)) for name in names}
 
 
 def cut_length(config: Config) -> int | None:
@@ -121,6 +122,14 @@ def cut_length(config: Config) -> int | None:
 def edited(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the names whose digests of `own_sources` differ; what `before` lacks is not known."""
     return [name for name in now if before.get(name, now[name]) != now[name]]
+
+
+def edit_note(name: str) -> str:
+    """Return the sentence on a class that was edited after the start of its run."""
+    return (
+        f"{name} was edited since the last start of this run: from here on it is played as it is "
+        "now, so the returns before and after may not be comparable"
+    )
 
 
 def sampling_of(config: Config, chat: ChatFormat) -> Sampling:

@@ -13,6 +13,7 @@ import pytest
 import mage_async as mage
 from mage_async.assembly import environment_of
 from mage_services.actor import preflight
+from mage_services.actor.actor import note_edits
 from mage_services.api import start_to_report
 from mage_services.api.start_to_report import start_run
 from mage_services.api.training import Relay
@@ -143,6 +144,11 @@ def test_a_class_that_was_edited_since_the_last_start_is_named(tmp_path, monkeyp
     source.write_text(source.read_text().replace("1.0", "10.0"))
     with pytest.raises(Enough, match=r"^edited_doors:Doors was edited since the last start of th"):
         start(is_resumed=True)
+    notes = []
+    note_edits(tmp_path / "run" / "launch.json", notes.append)
+    (note,) = notes  # of an actor that is started again while the run goes on
+    assert note.startswith("edited_doors:Doors was edited since the last start of this run")
+    assert "processes that were not started again play it as it was" in note
 
 
 def test_a_directory_that_holds_a_run_is_refused_before_anything_is_played(tmp_path, monkeypatch):

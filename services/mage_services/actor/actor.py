@@ -28,7 +28,13 @@ if __name__ == "__main__":
     # all processes wait, go first.
     lower_priority(ACTOR)
 
-from mage_async.assembly import environment_of, trial_config_of
+from mage_async.assembly import (
+    edit_note,
+    edited,
+    environment_of,
+    source_digests,
+    trial_config_of,
+)
 from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError, error_text
 from mage_async.inference.chat_files import load_chat
@@ -49,6 +55,7 @@ from mage_async.protocol.messages import (
     Unwanted,
     Welcome,
 )
+from mage_async.results.run_files import read_document
 from mage_async.tasks.task_stream import indices_to_begin
 from mage_async.trajectory import FinishedEpisodes, Task
 from mage_async.trials.duels import TrialInProgress
@@ -448,8 +455,21 @@ async def main(startup: Startup, status: Status) -> None:
     keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, startup.hello("actor", quota), keys=keys) as channel:
         files = RunFiles(status, startup.is_remote)
+        note_edits(await files.bring(startup.run.launch), status.note)
         reason = await play(channel, config, startup.run.policy, startup.name, status, files.bring)
     status.send("done", reason=reason)
+
+
+def note_edits(launch: Path, note: Callable[[str], None]) -> None:
+    """Note each class of the user that was edited since the start of the run: a process that is
+    started again plays the class as it is now, and the others as it was.
+
+    Args:
+        launch: Record of the start, with digests of the sources.
+    """
+    before = read_document(launch).get("sources", {})
+    for name in edited(before, source_digests(before)):
+        note(f"{edit_note(name)}; processes that were not started again play it as it was")
 
 
 async def play(

@@ -63,7 +63,7 @@ from mage_async.trajectory import Guidance, Task, Trial, trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import Player, random_play
 from mage_async.trials.win_stay import Rule, player_of
-from mage_services.actor.actor import beating
+from mage_services.actor.actor import beating, note_edits
 from mage_services.actor.rollout import Planned, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
@@ -714,6 +714,7 @@ async def main(startup: Startup, status: Status) -> None:
     """Connect to the learner, evaluate its versions, and end with the run."""
     config = startup.config
     keys = keys_in(actor_keys, startup.keys)
+    note_edits(startup.run.launch, status.note)
     async with AsyncExitStack() as stack:
         hello = startup.hello("evaluator")
         channel = stack.enter_context(PeerChannel(startup.address, hello, keys=keys))

@@ -26,6 +26,7 @@ import mage_async
 from mage_async.assembly import (
     check_context_length,
     check_keys,
+    edit_note,
     edited,
     own_sources,
     with_warm_start,
@@ -174,11 +175,8 @@ def start_run(
         try:
             directory.root.mkdir(parents=True, exist_ok=True)
             held.callback(os.close, take_lock(directory))
-            for name in edited(read_document(directory.launch).get("sources", {}), sources):
-                say(
-                    f"{name} was edited since the last start of this run: from here on it is "
-                    "played as it is now, so the returns before and after may not be comparable"
-                )
+            for each in edited(read_document(directory.launch).get("sources", {}), sources):
+                say(edit_note(each))
             _write_start(directory, config, num_actors, is_resumed, sources)
         except OSError as error:
             raise RunError(
