@@ -12,6 +12,7 @@ compares how tasks answer the same actions with the same seed.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -529,14 +530,16 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
     if isinstance(environment, ResetStep):
         environment = _OneSeed(environment)
     train, heldout = environment.members("train"), environment.members("heldout")
-    known, traces = set[Trace](), list[Trace]()
+    known, counts, num_known = set[Trace](), Counter[Trace](), 0  # held-out tasks by their traces
     for number in range(max(len(train), len(heldout))):
-        if number < len(train):
-            known.add(_trace(environment, train[number]))
+        if number < len(train) and (trace := _trace(environment, train[number])) not in known:
+            known.add(trace)
+            num_known += counts[trace]
         if number < len(heldout):
-            traces.append(_trace(environment, heldout[number]))
-        num_known = sum(trace in known for trace in traces)
-        yield HeldOut(min(number + 1, len(train)), len(traces), len(known), num_known)
+            counts[trace := _trace(environment, heldout[number])] += 1
+            num_known += trace in known
+        num_train, num_heldout = (min(number + 1, len(each)) for each in (train, heldout))
+        yield HeldOut(num_train, num_heldout, len(known), num_known)
 
 
 def _trace(environment: Environment, member: str) -> Trace:

@@ -12,6 +12,7 @@ import torch  # noqa: F401  Imported in a test, its log would go to the captured
 from mage_async import assembly
 from mage_async.config import config_file
 from mage_async.config.schema import FromWinStay
+from mage_async.environments import rehearsal
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
 from mage_async.environments.user_class import OPTIONAL_PARTS, ResetStep
@@ -551,6 +552,22 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert "each hides something" in new.sentence()
     assert "1 of them hides what a" in new._replace(num_known=1).sentence()
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
+
+
+def test_each_task_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = list[int]()
+
+    class Trace(str):
+        """Counts how often it is looked up."""
+
+        def __hash__(self) -> int:
+            hashed.append(1)
+            return super().__hash__()
+
+    monkeypatch.setattr(rehearsal, "_trace", lambda _, member: Trace(member[-1]))
+    *_, last = compare_heldout(load("rps"))
+    assert last.num_known > 0
+    assert len(hashed) <= 3 * (last.num_train + last.num_heldout)
 
 
 @pytest.mark.parametrize(
