@@ -22,7 +22,7 @@ from mage_async.config.schema import Config, FromWinStay
 from mage_async.environments.catalogue import names
 from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
-from mage_async.results.intervals import noise
+from mage_async.results.intervals import halves_of, noise
 from mage_async.results.progress import RARE, RARE_CURES, printable
 from mage_async.results.run_files import Record, RunRecords
 
@@ -661,7 +661,7 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
     if heldout is None or other is None or len(heldout["return_by_episode"]) < 2:
         return
     full, reduced = heldout["return_by_episode"][-1], other["return_by_episode"][-1]
-    half_width = math.hypot(heldout["ci95_by_episode"][-1], other["ci95_by_episode"][-1])
+    half_width = math.hypot(halves_of(heldout)[-1], halves_of(other)[-1])
     if full - reduced <= half_width:
         yield Sighting(
             f"held-out, the last episode earns {full:+.2f}, and {how} {reduced:+.2f} "
@@ -688,7 +688,7 @@ def idle_warm_start(records: RunRecords) -> Sightings:
     if score is None or not {"random", "win-stay"} <= heldout.keys():
         return
     halves = records.evaluation["reference_ci95"]["heldout"]
-    own, half = score["return_by_episode"][-1], score["ci95_by_episode"][-1]
+    own, half = score["return_by_episode"][-1], halves_of(score)[-1]
     chance, cloned = heldout["random"][-1], heldout["win-stay"][-1]
     is_chance = own - chance <= math.hypot(half, halves["random"][-1])
     if is_chance and cloned - own > math.hypot(half, halves["win-stay"][-1]):

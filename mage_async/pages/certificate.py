@@ -11,6 +11,7 @@ from mage_async.pages.charts import Series, duration, figure, line_chart, percen
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
 from mage_async.results.certificate import PlayCounts
+from mage_async.results.intervals import half_text
 
 LABELS = {
     "own": "own history",
@@ -60,12 +61,12 @@ def render_certificate(document: Mapping[str, Any]) -> str:
         carried=" as the model's own reflections" if document["memory"] == "reflection" else "",
         differences=_differences(document),
         charts=[("return by episode", _chart(returns))],
-        returns=_returns(returns, {}, document["episodes"]),
+        returns=_returns(document, {}, document["episodes"]),
         games=[
             {
                 "label": game["label"],
                 "sentence": game["sentence"],
-                "table": _returns(game["returns"], game["references"], document["episodes"]),
+                "table": _returns(game, game["references"], document["episodes"]),
             }
             for game in games
         ],
@@ -140,23 +141,27 @@ def _chart(returns: Mapping[str, Sequence[Sequence[float] | None]]) -> Any:
 
 
 def _returns(
-    returns: Mapping[str, Sequence[Sequence[float] | None]],
+    measured: Mapping[str, Any],
     references: Mapping[str, Sequence[float]],
     episodes: int,
 ) -> Table:
     """Return the table of returns by arm and episode.
 
     Args:
-        returns: For each arm and episode, the mean return and its half-width; None for an episode
-            that the arm does not measure.
+        measured: Has in `returns`, for each arm and episode, the mean return over `num_tasks` tasks
+            and its half-width; None for an episode that the arm does not measure.
         references: Known returns by name, one per episode.
     """
     rows = [
         TableRow(
             LABELS[name],
             [
-                TableCell("") if each is None else TableCell(signed(each[0], 3), f"± {each[1]:.3f}")
-                for each in returns[name]
+                TableCell("")
+                if each is None
+                else TableCell(
+                    signed(each[0], 3), f"± {half_text(each[1], 3, measured['num_tasks'])}"
+                )
+                for each in measured["returns"][name]
             ],
         )
         for name in LABELS

@@ -48,6 +48,7 @@ from mage_async.pages.tables import (
 from mage_async.pages.templating import fill
 from mage_async.pages.turns import sample_trial
 from mage_async.results.dropped_bias import Ratio, Selection, Share
+from mage_async.results.intervals import half_text, halves_of
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
 from mage_async.results.summary import (
@@ -136,11 +137,9 @@ def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
     tiles = [heldout_tile(evaluation["heldout"], trials)]
     for name, each in SETS.items():
         if name != "heldout" and name in evaluation:
-            returns, halves = (
-                evaluation[name][key] for key in ("return_by_episode", "ci95_by_episode")
-            )
+            returns, halves = evaluation[name]["return_by_episode"], halves_of(evaluation[name])
             label = f"{each.label}, episode {len(returns)}"
-            interval = f"± {halves[-1]:.2f}"
+            interval = f"± {half_text(halves[-1], 2)}"
             tiles.append(Tile(label, signed(returns[-1]), each.note, interval, set_css(name)))
     return tiles
 
@@ -149,7 +148,7 @@ def _last_value(reference: EpisodeRow) -> str:
     """Return label and last value of a reference, with its half-width if it was sampled."""
     text = f"{reference.label} {signed(reference.values[-1])}"
     halves = reference.half_widths
-    return text if halves is None else f"{text} ± {halves[-1]:.2f}"
+    return text if halves is None else f"{text} ± {half_text(halves[-1], 2)}"
 
 
 def verdict(evaluation: Mapping[str, Score]) -> str:
@@ -180,14 +179,14 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
 
 def _last(score: Score) -> str:
     """Return the last episode's return with its half-width."""
-    mean, half = score["return_by_episode"][-1], score["ci95_by_episode"][-1]
-    return f"{signed(mean)}\u00a0±\u00a0{half:.2f}"
+    mean, half = score["return_by_episode"][-1], halves_of(score)[-1]
+    return f"{signed(mean)}\u00a0±\u00a0{half_text(half, 2)}"
 
 
 def _loss(heldout: Score, control: Score) -> tuple[float, float]:
     """Return by how much a control lowers the last return, and the half-width of that."""
     loss = heldout["return_by_episode"][-1] - control["return_by_episode"][-1]
-    halves = heldout["ci95_by_episode"][-1], control["ci95_by_episode"][-1]
+    halves = halves_of(heldout)[-1], halves_of(control)[-1]
     return loss, math.hypot(*halves)
 
 
@@ -243,13 +242,14 @@ def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
 
 def heldout_tile(heldout: Score, note: str) -> Tile:
     """Return the largest tile of a page: the held-out return of the first and the last episode."""
-    returns, halves = heldout["return_by_episode"], heldout.get("ci95_by_episode")
+    returns = heldout["return_by_episode"]
+    halves = halves_of(heldout) if "ci95_by_episode" in heldout else None
     has_several = len(returns) > 1
     return Tile(
         label=f"held-out return, episode 1{f' → {len(returns)}' if has_several else ''}",
         value=signed(returns[-1]),
         note=note,
-        interval=f"± {halves[-1]:.2f}" if halves else "",
+        interval=f"± {half_text(halves[-1], 2)}" if halves else "",
         css="hero",
         before=signed(returns[0]) if has_several else "",
     )

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from mage_async.pages.charts import MINUS, percent, signed
+from mage_async.results.intervals import half_text
 from mage_async.results.summary import (
     SETS,
     EpisodeRow,
@@ -77,7 +78,7 @@ def episode_table(
         cells = [
             TableCell(
                 formatted(value),
-                "" if half is None else f"± {half:.3f}",
+                "" if half is None else f"± {half_text(half, 3)}",
                 None if bound is None else max(-1.0, min(1.0, value / bound)),
             )
             for value, half in zip_longest(row.values, halves)

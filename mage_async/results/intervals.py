@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Quantile of Student's t at 97.5 %, by degrees of freedom."""
@@ -33,8 +34,25 @@ def noise(values: Sequence[float]) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return the half-width of the mean of some values as a number of JSON; 0 for one value."""
+    """Return the half-width of the mean of some values as a number of JSON; 0 for one value, of
+    which `halves_of` makes NaN.
+    """
     return interval(values)[1] if len(values) > 1 else 0.0
+
+
+def halves_of(score: Mapping[str, Any]) -> Sequence[float]:
+    """Return the half-widths of a recorded score by episode; NaN if it is of a single trial, or of
+    a single task.
+    """
+    number = score.get("num_trials", score.get("num_tasks"))
+    return [math.nan if number == 1 else half for half in score["ci95_by_episode"]]
+
+
+def half_text(half: float, digits: int, number: int = 2) -> str:
+    """Return a half-width with so many decimals, to be written after "±"; "?" for NaN, and if it is
+    of a single value: `number` is 1.
+    """
+    return "?" if math.isnan(half) or number == 1 else f"{half:.{digits}f}"
 
 
 def wilson(successes: float, count: float, z: float = Z_95) -> tuple[float, float]:

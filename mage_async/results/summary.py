@@ -16,7 +16,7 @@ import msgspec
 
 from mage_async.assembly import environment_of, has_steady_tasks
 from mage_async.config.schema import Config
-from mage_async.results.intervals import noise
+from mage_async.results.intervals import halves_of, noise
 from mage_async.results.metrics import injections_by_source, prefix_rates
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
@@ -121,7 +121,8 @@ def _before_training(records: RunRecords) -> Record | None:
         return None
     first = (line["sets"]["heldout"] for line in records.curve if line["version"] == 0)
     score: Record = next(first, {})
-    return {key: score[key] for key in ("return_by_episode", "ci95_by_episode") if key in score}
+    keys = ("num_trials", "return_by_episode", "ci95_by_episode")
+    return {key: score[key] for key in keys if key in score}
 
 
 def _best_step(run: RunDirectory, records: RunRecords) -> int | None:
@@ -307,7 +308,7 @@ def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
     played = [*read_lines(run.curve), read_document(run.evaluation)]
     # A half-width of few trials is more than 1.96 standard errors: the error is then overestimated.
     heldout = {
-        each["version"]: (score["return_by_episode"][-1], score["ci95_by_episode"][-1] / 1.96)
+        each["version"]: (score["return_by_episode"][-1], halves_of(score)[-1] / 1.96)
         for each in played
         if (score := each.get("sets", {}).get("heldout"))
     }
@@ -365,7 +366,7 @@ def _advantage(returns: Returns, best: int, newest: int, kind: str) -> str:
     least = CLEAR_ERRORS * math.hypot(high_error, low_error)
     if 0 in returns:
         least = max(least, CLEAR_SHARE * (high - returns[0][0]))
-    if high - low <= least:
+    if not high - low > least:  # NaN after an evaluation of a single trial
         return ""
     return (
         f"the last episode earned {high:+.3f} {kind} there, and {low:+.3f} at step {newest}, "
@@ -409,14 +410,15 @@ class EpisodeRow:
     label: str
     values: Sequence[float]
     half_widths: Sequence[float] | None = None
-    """95 % half-widths; None if the values are exact or no interval is known."""
+    """95 % half-widths, NaN of a single trial; None if the values are exact, or none was computed.
+    """
     is_reference: bool = False
     """Whether these are known returns of the environment, not results of the run."""
 
 
 def score_row(label: str, score: Score) -> EpisodeRow:
     """Return the returns of a score with their intervals."""
-    return EpisodeRow(label, score["return_by_episode"], score["ci95_by_episode"])
+    return EpisodeRow(label, score["return_by_episode"], halves_of(score))
 
 
 def set_rows(scores: Mapping[str, Score]) -> dict[str, EpisodeRow]:
@@ -536,7 +538,7 @@ def probe_rows(scores: Mapping[str, Score]) -> dict[str, EpisodeRow]:
 def diversity_row(diversity: Mapping[str, Any]) -> EpisodeRow:
     """Return the entropy of trajectories; see `mage_async/results/diversity.py`."""
     label = f"diversity, in nats, at most {diversity['most']:.2f}"
-    return EpisodeRow(label, diversity["entropy_by_episode"], diversity["ci95_by_episode"])
+    return EpisodeRow(label, diversity["entropy_by_episode"], halves_of(diversity))
 
 
 def harder_rows(harder: Mapping[str, Any]) -> list[EpisodeRow]:

@@ -270,6 +270,19 @@ def test_adaptation_is_said_to_be_what_both_controls_take_away():
     assert verdict(sets).endswith("Adaptation is what these controls take away: 0.72 and 0.79.")
 
 
+def test_a_single_trial_of_each_set_shows_no_adaptation():
+    sets = {"heldout": score(0.0, 0.75), "heldout_blind": score(0.0, 0.0)}
+    sets["heldout_swapped"] = sets["heldout_blind"]
+    said = verdict(
+        {
+            name: {"num_trials": 1} | score(*row["return_by_episode"], half=0.0)
+            for name, row in sets.items()
+        }
+    )
+    assert "earns +0.75\u00a0±\u00a0? on" in said
+    assert said.endswith("so adaptation is not shown.")
+
+
 @pytest.mark.parametrize("spared", ["heldout_blind", "heldout_swapped"])
 def test_a_return_that_a_control_leaves_is_not_called_adaptation(spared):
     sets = dict.fromkeys(("heldout_blind", "heldout_swapped"), score(0.0, 0.0))

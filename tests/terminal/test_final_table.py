@@ -44,6 +44,13 @@ def test_returns_in_a_small_unit_are_shown_with_as_many_digits(run):
     assert "+0.00746 ±0.00033" in table_text(summary(evaluation={"heldout": heldout}), run)
 
 
+def test_the_interval_of_a_single_trial_is_not_known(run):
+    heldout = summary()["evaluation"]["heldout"] | {"num_trials": 1}
+    text = table_text(summary(evaluation={"heldout": heldout}), run)
+    assert "+0.746 ±? " in text
+    assert "±0" not in text.partition("random")[0]
+
+
 def test_a_label_with_brackets_is_printed_as_it_is_written(run):
     named = {"oracle [best]": [0.9] * 3, "x [/b]": [0.8] * 3, ":dice: [red]": [0.7] * 3}
     text = table_text(summary(references={"heldout": named}), run)

@@ -13,6 +13,7 @@ from mage_async import __version__
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError, first_line
+from mage_async.results.intervals import half_text
 from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
 from mage_async.results.run_files import read_document
 from mage_async.results.summary import chosen_note, set_rows
@@ -197,8 +198,8 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
         "|---|---|" + "---|" * len(episodes),
     ]
     for name, row in rows.items():
-        pairs = zip(row.values, scores[name]["ci95_by_episode"], strict=True)
-        cells = " | ".join(f"{mean:+.3f} ± {half:.3f}" for mean, half in pairs)
+        pairs = zip(row.values, row.half_widths or [], strict=True)
+        cells = " | ".join(f"{mean:+.3f} ± {half_text(half, 3)}" for mean, half in pairs)
         lines.append(f"| {row.label} | {scores[name]['num_trials']} | {cells} |")
     return [*lines, "", note] if (note := chosen_note(summary)) else lines
 

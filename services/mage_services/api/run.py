@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
+from mage_async.results.intervals import halves_of
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services.api.configuration import address_of, assignments_of
@@ -66,7 +67,7 @@ class Run:
 
         Columns are `version`, `time_s` (seconds since training began), `set` ("train" or
         "heldout"), `episode` (from 1), `return` (per unit of the environment, such as a round) and
-        `ci95` (the half-width of its 95 % interval).
+        `ci95` (the half-width of its 95 % interval; NaN for a single trial).
 
         Returns:
             As `steps`.
@@ -199,7 +200,7 @@ def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> Rows:
         {"set": name, "episode": episode, "return": value, "ci95": half}
         for name, score in sets.items()
         for episode, (value, half) in enumerate(
-            zip(score["return_by_episode"], score["ci95_by_episode"], strict=True), 1
+            zip(score["return_by_episode"], halves_of(score), strict=True), 1
         )
     ]
 

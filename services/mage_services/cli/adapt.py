@@ -620,6 +620,8 @@ def _show(document: dict[str, Any], out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from mage_async.results.intervals import half_text
+
     table = Table(
         title=f"{document['model']}, {document['num_tasks']:,} tasks", title_justify="left"
     )
@@ -627,7 +629,10 @@ def _show(document: dict[str, Any], out: Path) -> None:
     for number in range(document["episodes"]):
         table.add_column(f"episode {number + 1}", justify="right")
     for name, values in document["returns"].items():
-        texts = ["" if each is None else f"{each[0]:.3f} ±{each[1]:.3f}" for each in values]
+        texts = [
+            "" if each is None else f"{each[0]:.3f} ±{half_text(each[1], 3, document['num_tasks'])}"
+            for each in values
+        ]
         table.add_row(name, *texts)
     # A name such as `tea:Tea` followed by a colon would become an emoji.
     console = Console(emoji=False)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mage_async.admission.ledger import OTHER_REASONS
+from mage_async.results.intervals import half_text
 from mage_async.results.progress import drop_kind, dropped_by_kind, printable
 from mage_async.results.summary import (
     SETS,
@@ -94,10 +95,9 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
         for k in shown:
             value = f"{round(row.values[k], digits) + 0.0:{sign}.{digits}f}"  # no -0.000
             halves = row.half_widths
-            # Spaces of the same width, so that the values stand below one another.
-            empty = " " * (4 + digits)
-            half_width = empty if halves is None else f" {plus_minus}{halves[k]:.{digits}f}"
-            cells.append(value + half_width)
+            # All of the same width, so that the values stand below one another.
+            half = "" if halves is None else plus_minus + half_text(halves[k], digits)
+            cells.append(f"{value} {half:{2 + digits + len(plus_minus)}}")
         # A user's class names its references, so a label may hold brackets: plain text, no markup.
         plain = Text(label or row.label)
         table.add_row(plain, *cells, style="dim" if row.is_reference else style)
