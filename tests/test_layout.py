@@ -82,7 +82,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.weights": {"mage_async"},
     "mage_services.journal": {"mage_async"},
     "mage_services.engines": {"mage_async", "mage_services.processes", "mage_services.weights"},
-    "mage_services.gateway": {"mage_async", "mage_services.engines"},
+    "mage_services.gateway": {
+        "mage_async", "mage_services.engines", "mage_services.processes",
+    },
     "mage_services.environments": {
         "mage_async", "mage_services.gateway", "mage_services.processes",
     },

@@ -20,14 +20,22 @@ from mage_services.processes.child_process import (
     BlockingChild,
     Channel,
     ChildProcess,
+    dying_with_parent,
     end_in_words,
     frame,
     last_line,
     members,
     waiting_notice,
 )
+from tests.helpers.supervised_runs import descriptors, living_after
 
 PATIENCE_S = 60.0
+STARTS = """
+import subprocess, sys
+from mage_services.processes.child_process import dying_with_parent
+command = [sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"]
+subprocess.run(dying_with_parent(command))
+"""
 
 ECHO = """
 import os
@@ -204,3 +212,14 @@ def test_whoever_waits_says_so(
         assert capsys.readouterr().err == ""
 
     asyncio.run(main())
+
+
+def test_a_program_that_is_not_ours_is_killed_with_its_parent() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        watched = descriptors({"program": int(parent.stdout.readline())})
+        parent.kill()
+        assert living_after(watched, PATIENCE_S) == set()
+    assert subprocess.run(dying_with_parent(["sh", "-c", "exit 7"])).returncode == 7

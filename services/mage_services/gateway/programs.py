@@ -27,6 +27,7 @@ from mage_async.environments.agent import AgentProgram
 from mage_async.environments.loaders.loader import NumberedTasks
 from mage_async.environments.options import check_whole
 from mage_async.errors import CapacityReached, ConfigError, EnvironmentFault, SessionClosed
+from mage_services.processes.child_process import dying_with_parent
 
 CALLS = 64
 """Default of the option `turns`, the largest number of calls of the policy in an episode."""
@@ -194,7 +195,7 @@ async def _reward_of_command(line: list[str], base_url: str, api_key: str) -> fl
     }
     try:
         process = await asyncio.create_subprocess_exec(
-            *line,
+            *dying_with_parent(line),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

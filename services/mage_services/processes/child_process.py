@@ -61,6 +61,14 @@ _READ_BYTES = 1 << 20
 """Largest number of bytes that are read from a socket at once."""
 _PR_SET_PDEATHSIG = 1
 """Option of Linux's `prctl` for the signal that a process receives when its parent ends."""
+_ASK_AND_EXECUTE = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL.value})
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Program that turns into another one, which is killed with its parent. Arguments: the id of the
+parent, and the other program's command."""
 _FRAME = re.compile(r' +File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """Line of a printed stack that names a file, a line and a function."""
 _STACK_LINE = re.compile(
@@ -495,6 +503,16 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # the parent ended before the call above
         os._exit(EXIT_ORPHANED)
+
+
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """Return the command of a program that is not ours, which the kernel then kills with this
+    process, as `die_with_parent` asks for a program of ours (Linux).
+    """
+    if not sys.platform.startswith("linux"):
+        return [*command]
+    # -I and -S: an interpreter that reads no variables and no packages starts in 15 ms.
+    return [sys.executable, "-ISc", _ASK_AND_EXECUTE, str(os.getpid()), *command]
 
 
 def end_in_words(code: int) -> str:
