@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mage_services.api.run import Run as Run
     from mage_services.api.run import load as load
     from mage_services.api.training import train as train
+    from mage_services.cli.check import check as check
 
 __version__ = "0.2.0"
 
@@ -26,6 +27,7 @@ _HOMES = {
     "MageError": "mage_async.errors",
     "Policy": "mage_services.api.policy",
     "Run": "mage_services.api.run",
+    "check": "mage_services.cli.check",
     "configure": "mage_services.api.configuration",
     "dump": "mage_async.config.config_file",
     "load": "mage_services.api.run",

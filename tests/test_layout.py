@@ -112,7 +112,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.verifiers": {"mage_async", "mage_services.processes"},
     "mage_services.api": {"mage_async", "mage_services"},
     "mage_services.cli": {"mage_async", "mage_services"},
-    "mage_async.__init__": {"config", "errors", "mage_services.api"},
+    "mage_async.__init__": {"config", "errors", "mage_services.api", "mage_services.cli"},
 }  # fmt: skip
 """Packages by what they may import, below one another: a package appears after those it imports.
 Names without a dot are packages and modules of `mage_async`; a name covers all below it.

@@ -1,5 +1,6 @@
 """What `mage new` writes runs as it is, and `mage check` says what a class declares and lacks."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401  Imported in a test, its log would go to the captured stderr for good.
 
+import mage_async as mage
 from mage_async import assembly
 from mage_async.config import config_file
 from mage_async.config.schema import FromWinStay
@@ -94,6 +96,19 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
         "ready: ",
     ):
         assert part in said
+
+
+def test_a_class_is_checked_from_python_beside_a_running_loop(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def cell() -> None:
+        mage.check(keys={"environment.name": "vault:Vault", "trial.episodes": 2})
+
+    asyncio.run(cell())
+    assert "ready: " in capsys.readouterr().out
+    (vault / "bad.py").write_text(BAD)
+    with pytest.raises(mage.MageError, match=r"reset\(self, seed\) of Bad must be"):
+        mage.check("bad:Bad")
 
 
 def test_a_program_is_not_played_and_the_command_that_plays_it_is_named(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import mage_async as mage
 from mage_async.doctor import SIGNATURES
 from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory
@@ -52,6 +53,8 @@ def test_a_folder_of_runs_is_looked_through(
     assert short.endswith(": 1 step, no findings")
     assert finding.startswith("  truncation since step 31: 20% of actions")
     assert finding.endswith(SIGNATURES["truncation"].remedy)
+    (found,) = mage.load(tmp_path / "deeper" / "b").findings()
+    assert finding == f"  {found.sentence()}"
 
 
 def test_how_deep_a_folder_is_searched_is_said(

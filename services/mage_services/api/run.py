@@ -9,10 +9,11 @@ from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
 from mage_async.results.intervals import halves_of
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import read_document, read_lines
+from mage_async.results.run_files import read_document, read_lines, read_records
 from mage_services.api.configuration import address_of, assignments_of
 
 if TYPE_CHECKING:
+    from mage_async.doctor import Finding
     from mage_services.api.policy import Policy
     from mage_services.api.training import OnStep
 
@@ -80,6 +81,17 @@ class Run:
                 for row in score_rows(point["sets"])
             ]
         )
+
+    def findings(self) -> "list[Finding]":
+        """Return what is wrong with the run, and what to do about it; what `mage doctor` prints.
+
+        Returns:
+            Findings, with `name`, `onset` (the first step that shows it), `evidence` and `remedy`;
+            `sentence()` has all of them.
+        """
+        from mage_async.doctor import examine
+
+        return examine(read_records(self._files))
 
     def evaluate(
         self,

@@ -1,6 +1,7 @@
 """`mage check NAME:Class`: rehearse an environment alone, and print what it declares and lacks."""
 
 import argparse
+import asyncio
 import inspect
 import itertools
 import json
@@ -9,14 +10,14 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mage_async.errors import ConfigError, EnvironmentFault, MageError, TrialFault
 from mage_services.cli.options import add_config, add_set
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mage_async.environments.user_class import ResetStep
     from mage_async.trials.chat_format import ChatFormat
     from mage_async.trials.scripted import Player
+    from mage_services.processes.process import Runner
 
 HELP = "Rehearse an environment of your own, and say what its declarations switch on."
 NUM_TURNS = 5
@@ -90,36 +92,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Check an environment, and end the processes that it leaves running; see `_check`."""
-    from mage_services.processes.child_process import ending_descendants
-
-    with ending_descendants():
-        return _check(given)
+    """Check an environment; see `_check`."""
+    _check(_Wanted(given.environment, given.config, given.set), asyncio.run)
+    return 0
 
 
-def _check(given: argparse.Namespace) -> int:
-    """Print the rehearsal, the declarations, the first turns and the returns of random play.
+def check(
+    environment: type | str | None = None,
+    file: str | Path | None = None,
+    keys: Mapping[str, Any] | None = None,
+) -> None:
+    """Rehearse an environment alone, without a model, and print what `mage check` prints: what it
+    declares and lacks, the first turns, what random and scripted play earn, and whether held-out
+    tasks hide anything new.
+
+    Args:
+        environment: See `mage.configure`; None for that of the configuration.
+        file: See `mage.configure`.
+        keys: See `mage.configure`.
 
     Raises:
         ConfigError: a run with this environment could not start; the message says what to change.
     """
+    from mage_services.api.background import run_to_end
+    from mage_services.api.configuration import address_of, assignments_of
+
+    name = address_of(environment) if isinstance(environment, type) else environment
+    _check(_Wanted(name, file, assignments_of(keys or {})), run_to_end)
+
+
+class _Wanted(NamedTuple):
+    """Hold what is to be checked: an environment, a configuration file, and assignments."""
+
+    name: str | None
+    file: str | Path | None
+    assignments: list[str]
+
+
+def _check(asked: _Wanted, runner: "Runner") -> None:
+    """Print the rehearsal, the declarations, the first turns and the returns of random play; then
+    end the processes that the environment leaves running.
+
+    Raises:
+        ConfigError: a run with this environment could not start; with what to change.
+    """
+    from mage_services.processes.child_process import ending_descendants
+
+    with ending_descendants():
+        _print_check(asked, runner)
+
+
+def _print_check(asked: _Wanted, runner: "Runner") -> None:
+    """Do the work of `_check`, except for the processes that are left running."""
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_async.environments.agent import AgentTasks
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.api.start_to_report import check_start
     from mage_services.processes.process import unless_a_call_hangs
 
-    wanted, config = _configs(given)
+    wanted, config = _configs(asked)
     check_keys(config)
     printed, say = CountedOutput(sys.stdout), partial(print, file=sys.stdout, flush=True)
     deadline_s = config.environment.step_deadline_s
     with redirect_stdout(printed):
-        rehearse_all(config, say)
+        rehearse_all(config, say, runner)
         unless_a_call_hangs(partial(check_context_length, config), deadline_s, say)
     play = _Play(printed, say, deadline_s, time.monotonic() + TOTAL_S)
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
-            print(f"{name} is a program, which only a run can play: `{_first_step(given)}`")
+            print(f"{name} is a program, which only a run can play: `{_first_step(asked)}`")
             continue
         _print_declared(part)
         play.listen(config, name, part)
@@ -136,7 +177,6 @@ def _check(given: argparse.Namespace) -> int:
     # can be looked at without a model.
     check_start(wanted)
     print(f"ready: `mage train` with these keys can start{play.to_correct}")
-    return 0
 
 
 class _OutOfTime(MageError):
@@ -256,33 +296,32 @@ class _Play:
                 self.faults.append(str(fault))
 
 
-def _configs(given: argparse.Namespace) -> "tuple[Config, Config]":
-    """Return the configuration of the command line, with which a run would start, and the one that
+def _configs(asked: _Wanted) -> "tuple[Config, Config]":
+    """Return the configuration that was asked for, with which a run would start, and the one that
     is rehearsed.
 
-    They differ if the tiny policy cannot play the environment, and the command line does not name
-    the policy: a pretrained one is rehearsed.
+    They differ if the tiny policy cannot play the environment, and no assignment names the policy:
+    a pretrained one is rehearsed.
     """
     from mage_async.assembly import named_parts, tiny_fault
     from mage_async.config import config_file
     from mage_async.config.schema import Tiny
 
-    name = (
-        [] if given.environment is None else [f"environment.name={json.dumps(given.environment)}"]
-    )
-    load = partial(config_file.load, config_file.find(given.config))
-    config = load([*name, *given.set])
+    name = [] if asked.name is None else [f"environment.name={json.dumps(asked.name)}"]
+    file = None if asked.file is None else str(asked.file)
+    load = partial(config_file.load, config_file.find(file))
+    config = load([*name, *asked.assignments])
     if isinstance(config.policy, Tiny) and any(tiny_fault(part) for _, part in named_parts(config)):
-        # The keys of the command line come last, so that they override this one.
-        return config, load([*name, "policy.kind=pretrained", *given.set])
+        # The assignments come last, so that they override this one.
+        return config, load([*name, "policy.kind=pretrained", *asked.assignments])
     return config, config
 
 
-def _first_step(given: argparse.Namespace) -> str:
-    """Return the command that trains the given configuration for one step."""
-    name = given.environment
-    keys = [*([] if name is None else [f"environment.name={name}"]), *given.set, "learner.steps=1"]
-    config = [] if given.config is None else ["--config", given.config]
+def _first_step(asked: _Wanted) -> str:
+    """Return the command that trains the configuration for one step."""
+    name = [] if asked.name is None else [f"environment.name={asked.name}"]
+    keys = [*name, *asked.assignments, "learner.steps=1"]
+    config = [] if asked.file is None else ["--config", asked.file]
     return shlex.join(["mage", "train", *map(str, config), *(f"--set={key}" for key in keys)])
 
 
