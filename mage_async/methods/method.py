@@ -58,8 +58,12 @@ one that the trial plays), its task and its index in the group."""
 
 def overriding(config: Config, hook: str) -> list[str]:
     """Return the names of the methods of a configuration that override a hook of `Method`."""
-    default = getattr(Method, hook)
-    return [name for name in config.methods if getattr(method_class(name), hook) is not default]
+    return [name for name in config.methods if _overrides(method_class(name), hook)]
+
+
+def _overrides(kind: Any, hook: str) -> bool:
+    """Return whether a method's class overrides a hook of `Method`."""
+    return getattr(kind, hook) is not getattr(Method, hook)
 
 
 def check_two_adapters(key: str, config: Config) -> None:
@@ -341,11 +345,18 @@ class Methods:
         return iter(self._methods.values())
 
     def check(self) -> None:
-        """Let every method refuse a configuration with which it cannot work.
+        """Refuse two methods that replace the trainer, and let every method refuse a configuration
+        with which it cannot work.
 
         Raises:
-            ConfigError: as `Method.check`.
+            ConfigError: with the problem and its remedy.
         """
+        own = [name for name, each in self._methods.items() if _overrides(type(each), "trainer")]
+        if len(own) > 1:
+            raise ConfigError(
+                f"methods.{own[0]} and methods.{own[1]} both replace the trainer: leave one of the "
+                "two out"
+            )
         for method in self:
             method.check()
 
@@ -369,8 +380,10 @@ class Methods:
         return _first(method.guidance(number, task) for method in self)
 
     def guidance_tokens(self) -> int:
-        """Return the least number of tokens that a guidance adds to a context."""
-        return sum(method.guidance_tokens() for method in self)
+        """Return the least number of tokens that a guidance adds to a context: those of the longest
+        one, because a trial begins with the guidance of one method.
+        """
+        return max((method.guidance_tokens() for method in self), default=0)
 
     def evaluation_guidance(
         self, task: Task, records: Mapping[str, Mapping[str, Any]] | None = None

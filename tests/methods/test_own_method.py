@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.assembly import check
@@ -104,6 +105,23 @@ def test_a_file_turns_it_on_and_its_own_struct_types_the_table(name: str, tmp_pa
     for key, sentence in (("wage=-1", "must be at least 0.0, got -1"), ("wagge=1", "did you mean")):
         with pytest.raises(ConfigError, match=rf"--set methods\.{name}\.{key}: .*{sentence}"):
             configured(None, f"methods.{name}.{key}")
+
+
+def test_two_trainers_are_refused_and_one_guidance_is_made_room_for(
+    name: str, tmp_path: Path
+) -> None:
+    for own, tokens in (("one", 5), ("two", 7)):
+        hooks = "    def trainer(self, model, chat): ...\n"
+        hooks += f"    def guidance_tokens(self): return {tokens}\n"
+        (tmp_path / f"{own}.py").write_text(SOURCE + hooks)
+    alone = configured("one:Wages", "engine.max_tokens=512")
+    check(alone)
+    both = replace(alone, methods={"two:Wages": {}, **alone.methods})
+    assert Methods(both).guidance_tokens() == 7
+    with pytest.raises(
+        ConfigError, match=r"two:Wages and methods.one:Wages both replace the train"
+    ):
+        check(both)
 
 
 @pytest.mark.parametrize(
