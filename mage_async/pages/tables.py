@@ -27,6 +27,8 @@ MOST_MEMBERS = 40
 """Largest number of members of a split that a table lists. If there are more, it lists those with
 the lowest and the highest returns. A class without members has 1,024 tasks, with a few trials each.
 """
+MOST_SHOWN = 20
+"""Largest number of members of a split in its table; the others that are listed are folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,8 @@ def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str
 
 
 def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table | str | int]]:
-    """Return the tables of held-out and train returns by family and by member, at most
-    `MOST_MEMBERS` of each split.
+    """Return the tables of held-out and train returns by family and by member: of many members
+    those with the lowest and the highest returns, and others to be folded.
     """
 
     def table(head: str, returns: Mapping[str, Sequence[float]]) -> Table:
@@ -166,22 +168,25 @@ def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table
         {
             "label": SETS[name].label,
             "families": table("family", sets[name]["by_family"]),
-            "members": table("member", _extreme(sets[name]["by_member"])),
+            "members": table("member", shown),
+            "others": table("member", {each: listed[each] for each in listed if each not in shown}),
             "num_members": len(sets[name]["by_member"]),
         }
         for name in ("heldout", "train")
         if name in sets
+        for listed in [_extreme(sets[name]["by_member"], MOST_MEMBERS)]
+        for shown in [_extreme(listed, MOST_SHOWN)]
     ]
 
 
-def _extreme(returns: Mapping[str, Sequence[float]]) -> Mapping[str, Sequence[float]]:
-    """Return the members with the lowest and the highest returns of the last episode, in order; all
-    members, as they are, if they are few.
+def _extreme(returns: Mapping[str, Sequence[float]], number: int) -> Mapping[str, Sequence[float]]:
+    """Return this number of members, with the lowest and the highest returns of the last episode,
+    in order; all members, as they are, if they are no more.
     """
-    if len(returns) <= MOST_MEMBERS:
+    if len(returns) <= number:
         return returns
     ordered = sorted(returns, key=lambda member: returns[member][-1])
-    half = MOST_MEMBERS // 2
+    half = number // 2
     return {member: returns[member] for member in (*ordered[:half], *ordered[-half:])}
 
 

@@ -62,14 +62,15 @@ def test_a_page_is_whole_and_reaches_for_nothing_outside_itself(make_run):
 
 def test_a_page_says_which_of_many_members_it_lists(make_run):
     run = make_run()
-    assert "of which these" not in page_of(run)
+    assert "<summary>4 more</summary>" in page_of(run)
     evaluation = json.loads(run.evaluation.read_text())
     many = {str(number): [0.1, 0.2, 0.3] for number in range(256)}
     evaluation["sets"]["heldout"]["by_member"] = many
     run.evaluation.write_text(json.dumps(evaluation))
     page = page_of(run)
     checked(page)
-    assert "256 held-out members, of which these 40 have the lowest and the highest" in page
+    assert "256 held-out members, of which these 20 have the lowest and the highest" in page
+    assert "<summary>20 more, with the next lowest and highest returns</summary>" in page
 
 
 def test_the_line_of_the_staleness_bound_includes_the_lag_of_the_weights(make_run):

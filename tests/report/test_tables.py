@@ -5,6 +5,7 @@ import pytest
 from mage_async.pages.charts import MINUS, percent
 from mage_async.pages.tables import (
     MOST_MEMBERS,
+    MOST_SHOWN,
     Table,
     _wins_table,
     episode_table,
@@ -57,12 +58,14 @@ def test_of_many_members_those_with_the_lowest_and_the_highest_returns_are_liste
     (found,) = family_tables(scores, 256.0)
     members = found["members"]
     assert isinstance(members, Table)
-    last = [row.cells[-1].text for row in members.rows]
-    assert len(last) == MOST_MEMBERS
-    assert last == sorted(last, key=lambda text: float(text.replace(MINUS, "-")))
-    assert (last[0], last[-1]) == ("0.00", "+255.00")
+    last = [[row.cells[-1].text for row in found[key].rows] for key in ("members", "others")]
+    assert list(map(len, last)) == [MOST_SHOWN, MOST_MEMBERS - MOST_SHOWN]
+    for each in last:
+        assert each == sorted(each, key=lambda text: float(text.replace(MINUS, "-")))
+    assert [(each[0], each[-1]) for each in last] == [("0.00", "+255.00"), ("+10.00", "+245.00")]
     assert found["num_members"] == 256
     few = dict(list(returns.items())[:3])
     (found,) = family_tables({"train": {"by_family": {}, "by_member": few}}, 256.0)
     assert isinstance(found["members"], Table)
     assert [row.label for row in found["members"].rows] == list(few)
+    assert not found["others"].rows
