@@ -28,7 +28,10 @@ class Draw:
     """Hold the facts by which a matchmaker chooses the member of one group."""
 
     place: int
-    """Number of the group in its step, counted among the groups that choose from the same names."""
+    """Number of the group among `admission.groups_per_step` groups that are granted one after the
+    other, counted among those that choose from the same names. These are the groups of a step,
+    unless one is dropped, or groups are not trained in order of grant.
+    """
     from_deck: str
     """Name of the environment's member that is next in the shuffled decks."""
     source: random.Random
@@ -61,7 +64,9 @@ class Decks(Matchmaker, tag="decks"):
 
 
 class Fixed(Matchmaker, tag="fixed"):
-    """Let the n-th group of every step meet the same member, as in MAGE's code."""
+    """Let the n-th group of every step meet the same member, as in MAGE's code. Groups are counted
+    as they are granted: if one is dropped, its step has the first member of the next step in place
+    of its own."""
 
     by_place: ClassVar[bool] = True
 
