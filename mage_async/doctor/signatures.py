@@ -24,7 +24,7 @@ from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
 from mage_async.results.intervals import halves_of, noise
 from mage_async.results.progress import RARE, RARE_CURES, printable
-from mage_async.results.run_files import Record, RunRecords
+from mage_async.results.run_files import SOURCE_OF, Record, RunRecords
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -698,6 +698,14 @@ def idle_warm_start(records: RunRecords) -> Sightings:
         )
 
 
+def class_edited(records: RunRecords) -> Sightings:
+    """A class of the user was edited between two starts of the run."""
+    for change in records.launch.get("changes", []):
+        if change["key"].startswith(SOURCE_OF):
+            name, step = change["key"].removeprefix(SOURCE_OF), change["step"]
+            yield Sighting(f"it was edited after step {step}, and is played as edited", name, step)
+
+
 UNTAUGHT = ("no_variance", "rare_rewards")
 """Signatures of a policy with hardly any training signal."""
 FOLLOW_FROM_UNTAUGHT = {"memory_unused", "swap_harmless"}
@@ -870,6 +878,11 @@ SIGNATURES = {
     "idle_warm_start": Signature(
         "Raise warm_start.max_stable_steps, warm_start.steps or warm_start.trials.",
         in_run=idle_warm_start,
+    ),
+    "class_edited": Signature(
+        "Returns before and after that step may not be comparable: begin a new run where they have "
+        "to be.",
+        in_run=class_edited,
     ),
 }
 """All signatures by name. Those that look at steps can halt a run, and are listed once more in

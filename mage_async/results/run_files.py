@@ -58,6 +58,8 @@ class RunRecords:
     under the file's only key, `blocked_s`; empty before the end."""
     warm_start: Record = field(default_factory=dict)
     """What is said of the warm start; empty if nothing was cloned."""
+    launch: Record = field(default_factory=dict)
+    """Record of the last start, with what resumptions changed."""
 
     def step_s(self) -> list[float]:
         """Return the seconds that each step of `metrics` took, including its wait for the batch."""
@@ -65,6 +67,10 @@ class RunRecords:
         # A restarted learner counts on from the time in the last commit, which was written a little
         # before that step's metrics. So the next difference may be negative.
         return [max(0.0, later - sooner) for sooner, later in itertools.pairwise(times)]
+
+
+SOURCE_OF = "source of "
+"""Beginning of the key under which a start records that a class, named after it, was edited."""
 
 
 def read_records(run: RunDirectory) -> RunRecords:
@@ -85,6 +91,7 @@ def read_records(run: RunDirectory) -> RunRecords:
         read_lines(run.samples),
         read_document(run.supervisor),
         read_document(run.warm_start),
+        read_document(run.launch),
     )
 
 

@@ -133,6 +133,17 @@ def test_a_warm_start_that_taught_nothing_is_found(tmp_path) -> None:
         assert len(evidence) == is_idle, point
 
 
+def test_a_class_that_was_edited_between_two_starts_is_named(tmp_path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    make_run(run)
+    changes = [
+        {"step": 20, "key": key, "was": "1", "now": "2"} for key in ("seed", "source of a:B")
+    ]
+    run.launch.write_text(json.dumps({"changes": changes}))
+    (finding,) = examine(read_records(run))
+    assert finding.sentence().startswith("class_edited of a:B since step 20: it was edited after")
+
+
 def test_a_recorded_run_is_examined_whose_environment_is_not_here(tmp_path) -> None:
     run = RunDirectory(tmp_path / "run")
     make_run(run, finished=False)

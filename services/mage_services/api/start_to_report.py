@@ -50,6 +50,7 @@ from mage_async.pages.report import render
 from mage_async.policy.demonstrations import check_rows
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
+    SOURCE_OF,
     Record,
     last_line,
     read_document,
@@ -239,7 +240,7 @@ def _changes(run: RunDirectory, config: Config, sources: Mapping[str, str]) -> l
             for key, was, now in (
                 *training_changes(recorded, config),
                 *(
-                    (f"source of {name}", before[name], sources[name])
+                    (f"{SOURCE_OF}{name}", before[name], sources[name])
                     for name in edited(before, sources)
                 ),
             )

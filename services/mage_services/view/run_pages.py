@@ -257,6 +257,7 @@ def _records(reader: RunReader, config: Config) -> RunRecords:
         samples=[],
         supervisor=read_document(run.supervisor),
         warm_start=read_document(run.warm_start),
+        launch=read_document(run.launch),
     )
 
 
