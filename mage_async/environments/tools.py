@@ -167,7 +167,7 @@ _CHECKED_KEYS = {
     *("items", "properties", "required", "additionalProperties"),
 }.union(*_BOUNDS.values())
 """Schema keywords that are checked."""
-_ALONE = {"anyOf": set[str](), "oneOf": set[str](), "const": {"type"}}
+_ALONE = {"anyOf": set[str](), "oneOf": set[str](), "const": {"type"}, "enum": {"type"}}
 """Keywords that decide alone whether a value is valid, with the checked keywords that may stand
 next to them.
 """
@@ -266,7 +266,9 @@ def _check_keys(place: str, schema: Mapping[str, Any]) -> None:
     for key, allowed in _ALONE.items():
         if key in schema and (others := _CHECKED_KEYS.intersection(schema) - allowed - {key}):
             advice = (
-                "leave it out" if key == "const" else f"write each part of {key} as a whole schema"
+                "leave it out"
+                if key in ("const", "enum")
+                else f"write each part of {key} as a whole schema"
             )
             raise ConfigError(
                 f"tool {place}: the schema's {', '.join(sorted(others))} beside {key} would not be "

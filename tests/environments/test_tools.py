@@ -346,6 +346,10 @@ def test_a_given_schema_is_offered_and_checked_as_it_is(kind: type) -> None:
             "the schema's minimum beside const would not be checked: leave it out",
         ),
         (
+            {"parameters": {"properties": {"a": {"enum": [1, 5], "maximum": 2}}}},
+            "the schema's maximum beside enum would not be checked: leave it out",
+        ),
+        (
             {"parameters": {"properties": {"a": {"type": "string", "oneOf": [{"const": "b"}]}}}},
             "the schema's type beside oneOf would not be checked: write each part of oneOf",
         ),
