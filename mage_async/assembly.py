@@ -244,6 +244,10 @@ def check_keys(config: Config) -> None:
         config.transport.weights,
     ):
         component.check(config)
+    if ":" in config.credit.kind:
+        config.credit.try_out(config.trial.episodes)
+    if ":" in config.learner.correction.kind:
+        config.learner.correction.try_out()
     _check_learner(config)
     _check_replaced_groups(config)
     _check_memory(config)

@@ -18,10 +18,14 @@ episode's end.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
+from itertools import chain
+from math import fsum, isfinite
+from numbers import Real
 from typing import ClassVar
 
 from mage_async.config.section import Share, Variant
+from mage_async.errors import ConfigError
+from mage_async.user_modules import as_config_error, place_of
 
 Rewards = Sequence[Sequence[float]]
 """Rewards of one trial: `rewards[episode][turn]`."""
@@ -72,6 +76,38 @@ class Credit(Variant):
             acts.insert(0, [value + later for value in own] if self.is_added else own)
             ahead = acts[0][0]
         return Returns(acts, [fsum(episode) for episode in paid])
+
+    def checked(self, rewards: Rewards) -> Returns:
+        """Return what `returns` does, and check it if the class is a user's own.
+
+        Raises:
+            ConfigError: a user's own class raised, or returned no finite number for a reward.
+        """
+        if ":" not in self.kind:
+            return self.returns(rewards)
+        what = f"credit {self.kind!r}"
+        with as_config_error(what):
+            found = self.returns(rewards)
+        is_whole = isinstance(found, Returns) and (
+            [len(each) for each in found.acts] == [len(each) for each in rewards]
+            and len(found.scores) == len(rewards)
+            and all(isinstance(v, Real) and isfinite(v) for v in chain(*found.acts, found.scores))
+        )
+        if not is_whole:
+            raise ConfigError(
+                f"{what}: `returns`{place_of(type(self).returns)} returned {str(found):.200} for "
+                f"the rewards {str(rewards):.100}: return Returns(acts, scores), with a finite "
+                "number in `acts` for each reward, and in `scores` for each episode"
+            )
+        return found
+
+    def try_out(self, num_episodes: int) -> None:
+        """Credit a made-up trial, to find the mistakes of a user's own class before a run.
+
+        Raises:
+            ConfigError: as `checked`.
+        """
+        self.checked([[0.0] * (episode % 3) + [1.0] for episode in range(num_episodes)])
 
 
 class AcrossEpisodes(Credit):

@@ -174,7 +174,7 @@ def _credited(
     planned episode get `share` times their return; bonuses are added after that.
     """
     rewards = _rewards(trial)
-    credited = credit.returns(list(rewards.values()))
+    credited = credit.checked(list(rewards.values()))
     values = list(chain.from_iterable(credited.acts))
     scores = {
         episode: score * (share if trial.is_before_last(episode) else 1.0)

@@ -16,13 +16,14 @@ module with the configuration.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from mage_async.config.section import Natural, NonNegative, Positive, Share, Variant
 from mage_async.errors import ConfigError
+from mage_async.user_modules import as_config_error, place_of
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,58 @@ class Correction(Variant):
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the loss of each token."""
-        raise NotImplementedError
+        raise NotImplementedError("write its method `surrogate`")
+
+    def checked(self, tokens: Tokens) -> Surrogate:
+        """Return what `surrogate` does, and check it if the class is a user's own.
+
+        Raises:
+            ConfigError: a user's own class raised, or returned something else than a number for
+                each token, which would be broadcast over all of them.
+        """
+        if ":" not in self.kind:
+            return self.surrogate(tokens)
+        what = f"correction {self.kind!r}"
+        with as_config_error(what):
+            found = self.surrogate(tokens)
+        what += f": `surrogate`{place_of(type(self).surrogate)} returned"
+        if not isinstance(found, Surrogate):
+            raise ConfigError(f"{what} a {type(found).__name__}, not a `Surrogate`")
+        wanted = tuple(tokens.logprobs.shape)
+        for field in fields(found):
+            value = getattr(found, field.name)
+            shape = tuple(value.shape) if hasattr(value, "shape") else f"none ({value!r:.40})"
+            if shape != wanted:
+                raise ConfigError(
+                    f"{what} `{field.name}` of shape {shape} for {wanted[0]} tokens: return a "
+                    f"tensor of shape {wanted}, with a number for each token"
+                )
+        return found
+
+    def try_out(self) -> None:
+        """Compute the losses of made-up tokens, to find the mistakes of a user's own class before a
+        run.
+
+        Raises:
+            ConfigError: as `checked`; or a loss is not finite, or none has a gradient.
+        """
+        import torch
+
+        behaviour, number = torch.tensor([-0.2, -1.0, -1.5, -3.0]), torch.arange(4)
+        moved = behaviour + torch.tensor([0.0, 0.1, -0.1, 0.2])
+        advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
+        logprobs = moved.clone().requires_grad_()
+        turns = number // 2
+        tokens = Tokens(logprobs, moved, behaviour, advantages, number.int(), turns, turns * 0)
+        losses = self.checked(tokens).losses
+        what = f"correction {self.kind!r}: `surrogate`{place_of(type(self).surrogate)} returned"
+        if not losses.isfinite().all():
+            raise ConfigError(f"{what} losses that are not finite: {losses.tolist()}")
+        if not losses.requires_grad:
+            raise ConfigError(
+                f"{what} losses without a gradient, so nothing would be learned: compute them from "
+                "`tokens.logprobs`, and detach weights alone"
+            )
 
 
 class WithClip(Correction):

@@ -96,7 +96,7 @@ class CorrectedLoss:
     """
 
     correct: Callable[[Tokens], Surrogate]
-    """The correction's `surrogate`."""
+    """The correction's `checked`."""
     kl: float = 0.0
     """Coefficient of the KL term."""
     clipped: Clipped | None = None
@@ -185,7 +185,7 @@ def corrected_loss(learner: Learner) -> CorrectedLoss:
     """Return the loss of the configured correction."""
     chosen = learner.correction
     clipped = chosen if isinstance(chosen, Clipped) else None
-    return CorrectedLoss(chosen.surrogate, learner.kl, clipped)
+    return CorrectedLoss(chosen.checked, learner.kl, clipped)
 
 
 class LossTerm(Protocol):

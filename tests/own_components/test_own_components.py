@@ -14,9 +14,11 @@ from mage_async.assembly import check, environment_of
 from mage_async.config import config_file
 from mage_async.config.components import REGISTRIES, component_class
 from mage_async.config.schema import digest
+from mage_async.credit.turn_table import build_table
 from mage_async.errors import ConfigError
 from mage_async.learning.corrections import Tokens
 from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 
 OWN = '''
 import json
@@ -248,6 +250,98 @@ def test_what_is_wrong_with_it_is_said_with_its_key(setting: str, said: str) -> 
     with pytest.raises(ConfigError) as caught:
         loaded(setting)
     assert str(caught.value).startswith(said)
+
+
+WRONG = """
+from own_parts import *
+
+
+class Short(Credit):
+    def returns(self, rewards):
+        return Returns([[sum(each)] for each in rewards], [sum(each) for each in rewards])
+
+
+class Long(Credit):
+    def returns(self, rewards):
+        return Returns([[1.0, *each] for each in rewards], [sum(each) for each in rewards])
+
+
+class NaN(Credit):
+    def returns(self, rewards):
+        return Returns([[float("nan") for _ in each] for each in rewards], [0.0] * len(rewards))
+
+
+class Signature(Credit):
+    def returns(self, trial, discount):
+        return Returns(trial, [])
+
+
+class LaterWrong(Credit):
+    def returns(self, rewards):
+        acts = [list(each) for each in rewards]
+        return Returns(acts[:-1] if rewards[0][0] < 0 else acts, [0.0] * len(rewards))
+
+
+class Column(Squared):
+    def surrogate(self, tokens):
+        whole = super().surrogate(tokens)
+        return Surrogate(whole.losses[:, None], whole.weights, whole.is_clipped, whole.is_masked)
+
+
+class Mean(Squared):
+    def surrogate(self, tokens):
+        return super().surrogate(tokens).losses.mean()
+
+
+class Detached(Squared):
+    def surrogate(self, tokens):
+        return super().surrogate(tokens.at(tokens.logprobs.detach()))
+
+
+class Infinite(Squared):
+    def surrogate(self, tokens):
+        return super().surrogate(tokens.at(tokens.logprobs / 0.0))
+
+
+class Nothing(Correction):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "credit.kind=wrong:Short",
+            r"`returns` \(.*wrong.py, line 6\) returned .* for the rewards",
+        ),
+        ("credit.kind=wrong:Long", "with a finite number in `acts` for each reward"),
+        ("credit.kind=wrong:NaN", r"returned Returns\(acts=\[\[nan"),
+        ("credit.kind=wrong:Signature", "TypeError: .*missing 1 required positional .*'discount'"),
+        ("learner.correction.kind=wrong:Column", r"`losses` of shape \(4, 1\) for 4 tokens"),
+        ("learner.correction.kind=wrong:Mean", "returned a Tensor, not a `Surrogate`"),
+        ("learner.correction.kind=wrong:Detached", "losses without a gradient"),
+        ("learner.correction.kind=wrong:Infinite", "losses that are not finite"),
+        ("learner.correction.kind=wrong:Nothing", "write its method `surrogate`"),
+    ],
+)
+def test_a_credit_or_correction_that_cannot_work_is_refused_before_a_run(
+    own: Path, setting: str, said: str
+) -> None:
+    (own / "wrong.py").write_text(WRONG)
+    config = config_file.load(config_file.find(None), [setting])
+    with pytest.raises(ConfigError, match=f"'{setting.partition('=')[2]}': .*{said}"):
+        check(config)
+
+
+def test_a_credit_that_goes_wrong_later_is_named(own: Path) -> None:
+    (own / "wrong.py").write_text(WRONG)
+    config = config_file.load(config_file.find(None), ["credit.kind=wrong:LaterWrong"])
+    check(config)
+    turns = tuple(Turn(Kind.ACT, k, 0, 0, 0, 1, -1.0, True, "rock", "") for k in range(3))
+    trial = Trial(Task("rps", "rock", 7, 0), 0, 3, (), turns)
+    with pytest.raises(ConfigError, match="credit 'wrong:LaterWrong': `returns` .*returned"):
+        build_table([Group(0, 0, (trial,))], config.credit)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.noun)
