@@ -95,8 +95,8 @@ class Credit(Variant):
         )
         if not is_whole:
             raise ConfigError(
-                f"{what}: `returns`{place_of(type(self).returns)} returned {str(found):.200} for "
-                f"the rewards {str(rewards):.100}: return Returns(acts, scores), with a finite "
+                f"{what}: `returns`{place_of(type(self).returns)} returned {found!s:.200} for "
+                f"the rewards {rewards!s:.100}: return Returns(acts, scores), with a finite "
                 "number in `acts` for each reward, and in `scores` for each episode"
             )
         return found

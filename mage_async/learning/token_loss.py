@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from mage_async.config.schema import Learner
-from mage_async.learning.corrections import Clipped, Surrogate, Tokens
+from mage_async.learning.corrections import Clipped, Ppo, Surrogate, Tokens
 from mage_async.learning.packing import MicroBatch, RestrictedTargets
 from mage_kernels import Surrogate as HeadLoss
 from mage_kernels import (
@@ -184,7 +184,10 @@ class CorrectedLoss:
 def corrected_loss(learner: Learner) -> CorrectedLoss:
     """Return the loss of the configured correction."""
     chosen = learner.correction
-    clipped = chosen if isinstance(chosen, Clipped) else None
+    # A user's own subclass of a clipped loss may compute another one.
+    computed = (Clipped.surrogate, Ppo.surrogate)
+    is_known = type(chosen).surrogate in computed
+    clipped = chosen if isinstance(chosen, Clipped) and is_known else None
     return CorrectedLoss(chosen.checked, learner.kl, clipped)
 
 

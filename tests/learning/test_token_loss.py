@@ -9,7 +9,7 @@ import torch
 from mage_async.config import config_file
 from mage_async.config.schema import AnyCorrection
 from mage_async.config.tables import kinds
-from mage_async.learning.corrections import Clipped, Tokens
+from mage_async.learning.corrections import Clipped, Decoupled, Tokens
 from mage_async.learning.token_loss import HeadInputs, corrected_loss
 from mage_kernels import head
 
@@ -123,6 +123,18 @@ def test_losses_that_look_at_current_logprobs_otherwise_are_made_after_them(name
     way = corrected_loss(learner_of(name))
     assert way.clipped is None
     assert str(way) == "loss after log-probs"
+
+
+class Halved(Decoupled, tag="own:Halved"):
+    """Half of the losses of `decoupled`, under the same weights."""
+
+    def surrogate(self, tokens):
+        whole = super().surrogate(tokens)
+        return replace(whole, losses=whole.losses / 2)
+
+
+def test_the_losses_of_a_users_subclass_are_made_after_logprobs():
+    assert corrected_loss(msgspec.structs.replace(RULES, correction=Halved())).clipped is None
 
 
 @pytest.mark.parametrize(("chunk_bytes", "is_single_pass"), [(2**20, False), (1, True)])

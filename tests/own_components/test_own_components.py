@@ -313,7 +313,7 @@ class Nothing(Correction):
     [
         (
             "credit.kind=wrong:Short",
-            r"`returns` \(.*wrong.py, line 6\) returned .* for the rewards",
+            r"`returns` \(.*wrong.py, line 6\) returned .* for the ",
         ),
         ("credit.kind=wrong:Long", "with a finite number in `acts` for each reward"),
         ("credit.kind=wrong:NaN", r"returned Returns\(acts=\[\[nan"),
@@ -340,7 +340,7 @@ def test_a_credit_that_goes_wrong_later_is_named(own: Path) -> None:
     check(config)
     turns = tuple(Turn(Kind.ACT, k, 0, 0, 0, 1, -1.0, True, "rock", "") for k in range(3))
     trial = Trial(Task("rps", "rock", 7, 0), 0, 3, (), turns)
-    with pytest.raises(ConfigError, match="credit 'wrong:LaterWrong': `returns` .*returned"):
+    with pytest.raises(ConfigError, match=r"credit 'wrong:LaterWrong': `returns` .*returned"):
         build_table([Group(0, 0, (trial,))], config.credit)
 
 
