@@ -95,16 +95,29 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
     return [(config.environment.name, environment)]
 
 
-def own_sources(config: Config) -> dict[str, str]:
+def played_sources(config: Config) -> dict[str, str]:
     """Return a digest of the source of each of the user's own environments, agents and methods."""
     names = [name.removeprefix("agent:") for name, _ in named_parts(config)]
     names = [name for name in names if name.partition(":")[0] not in LOADERS]
-    return source_digests(name for name in (*names, *config.methods) if ":" in name)
+    return source_digests([*names, *config.methods])
+
+
+def own_sources(config: Config) -> dict[str, str]:
+    """Return a digest of the source of each of the user's own classes that may change what is
+    learned: those that are played, credit, estimator, correction and matchmaker.
+    """
+    learning = (config.credit, config.advantage, config.learner.correction)
+    kinds = [each.kind for each in (*learning, config.population.matchmaker)]
+    return played_sources(config) | source_digests(kinds)
 
 
 def source_digests(names: Iterable[str]) -> dict[str, str]:
-    """Return a digest of the source of each class, as it is now; `names` are `module:Class`."""
-    return {name: user_modules.own_source(name.partition(":")[0], repr(name)) for name in names}
+    """Return a digest of the source of each class that is named `module:Class`, as it is now."""
+    return {
+        name: user_modules.own_source(name.partition(":")[0], repr(name))
+        for name in names
+        if ":" in name
+    }
 
 
 def cut_length(config: Config) -> int | None:
@@ -127,7 +140,7 @@ def edited(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def edit_note(name: str) -> str:
     """Return the sentence on a class that was edited after the start of its run."""
     return (
-        f"{name} was edited since the last start of this run: from here on it is played as it is "
+        f"{name} was edited since the last start of this run: from here on it is used as it is "
         "now, so the returns before and after may not be comparable"
     )
 

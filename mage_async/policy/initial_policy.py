@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from mage_async.assembly import (
     environment_of,
     named_parts,
-    own_sources,
+    played_sources,
     with_warm_start,
 )
 from mage_async.config.schema import (
@@ -235,7 +235,7 @@ def policy_key(config: Config) -> str:
         source_digest(),
         # A class may read its words from a file that is no source.
         environment_of(config).facts.words,
-        own_sources(config),
+        played_sources(config),
         [(name, status.st_size, status.st_mtime_ns) for name, status in files],
     )
     return blake2s(msgspec.json.encode(parts, order="sorted"), digest_size=12).hexdigest()

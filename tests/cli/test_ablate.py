@@ -1,6 +1,7 @@
 """Cells of a matrix as processes: what is done is read, what is missing is run."""
 
 import asyncio
+import json
 import operator
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mage_async.assembly import own_sources
 from mage_async.config import config_file
 from mage_async.config.presets import presets
 from mage_async.errors import RunError
@@ -163,6 +165,27 @@ def test_a_finished_run_with_another_number_of_actors_is_refused(tmp_path: Path)
     assert sweep_runs._is_finished(ablation, cell)
     run.launch.write_text('{"actors": 3}')
     with pytest.raises(RunError, match="is done, and had 3 actors: give --actors 3, or another"):
+        sweep_runs._is_finished(ablation, cell)
+
+
+def test_a_finished_run_with_a_correction_that_was_edited_since_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "from mage_async.learning.corrections import Tis\nclass Edited(Tis): pass\n"
+    (tmp_path / "edited_loss.py").write_text(source)
+    options = ["--run-dir", str(tmp_path), "--corrections", "edited_loss:Edited"]
+    ablation = read_ablation([*SMALL, *options])
+    ((cell, config),) = ablation.configs.items()
+    run = ablation.run_of(cell)
+    run.root.mkdir()
+    run.config.write_text(config_file.dump(config))
+    run.summary.write_text('{"complete": true}')
+    run.launch.write_text(json.dumps({"sources": own_sources(config)}))
+    assert sweep_runs._is_finished(ablation, cell)
+    (tmp_path / "edited_loss.py").write_text(f"{source}    max_weight: float = 9.0\n")
+    with pytest.raises(RunError, match="is done, and edited_loss:Edited was edited since: undo"):
         sweep_runs._is_finished(ablation, cell)
 
 

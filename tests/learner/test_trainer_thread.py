@@ -104,6 +104,15 @@ def test_on_a_processor_other_weights_end_the_run_with_the_first_tensor(training
         recover(training, "other", tensors)
 
 
+@pytest.mark.parametrize("training", ["cpu"], indirect=True)
+def test_an_edited_class_is_named_where_a_step_comes_out_otherwise(training: Training) -> None:
+    tensors = tensor_digests(training.trainer.model) | {"model.norm.weight": "other"}
+    journal: Any = Journal(training.config, "other", tensors, (), {"a:B": "0"})
+    given = (training, journal, Ledger(2, 1, 2), League(), Methods(training.config), print)
+    with pytest.raises(RunError, match=r"step 1 .* other weights, because a:B was edited: undo"):
+        resume.recover(*given, {"a:B": "1"})
+
+
 @pytest.mark.parametrize("training", ["cuda:0"], indirect=True)
 def test_on_a_gpu_other_weights_are_said_and_the_run_goes_on(training: Training) -> None:
     tensors = tensor_digests(training.trainer.model)

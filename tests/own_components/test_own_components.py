@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mage_async.assembly import check, environment_of
+from mage_async.assembly import check, environment_of, own_sources
 from mage_async.config import config_file
 from mage_async.config.components import REGISTRIES, component_class
 from mage_async.config.schema import digest
@@ -190,6 +190,8 @@ def test_it_is_written_down_and_read_again_as_the_same() -> None:
     again = config_file.loads(config_file.dump(config))
     assert again == config
     assert digest(again) == digest(config) != digest(loaded("learner.correction.power=3.0"))
+    own = ("Doors", "Counted", "BestEpisode", "Halved", "Squared", "Last")
+    assert own_sources(config).keys() == {f"own_parts:{name}" for name in own}
     check(config)
 
 

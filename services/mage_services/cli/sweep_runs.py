@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
+from mage_async.assembly import edited, own_sources
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.pages.charts import duration
@@ -237,7 +238,8 @@ def _is_finished(matrix: Matrix, cell: Cell) -> bool:
     """Return whether a cell is done.
 
     Raises:
-        RunError: its directory holds a run of another configuration or number of actors.
+        RunError: its directory holds a run of another configuration or number of actors, or of
+            a class of the user's own that was edited since.
     """
     run = matrix.run_of(cell)
     if not is_done(run):
@@ -247,8 +249,14 @@ def _is_finished(matrix: Matrix, cell: Cell) -> bool:
             f"{run.root} is done, and was run with another configuration than is asked for now: "
             "give the same --config and --set, or another --run-dir"
         )
+    launch = read_document(run.launch)
+    if names := edited(launch.get("sources", {}), own_sources(matrix.configs[cell])):
+        raise RunError(
+            f"{run.root} is done, and {', '.join(names)} was edited since: undo that, or give "
+            "another --run-dir"
+        )
     # More actors play staler trials in less time, and the report compares both.
-    num_actors = read_document(run.launch).get("actors", matrix.num_actors)
+    num_actors = launch.get("actors", matrix.num_actors)
     if num_actors != matrix.num_actors:
         raise RunError(
             f"{run.root} is done, and had {num_actors} actors: give --actors {num_actors}, or "

@@ -7,7 +7,7 @@ committed. Meanwhile the ledger, the league and the states of methods are filled
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,7 @@ def recover(
                     f"trains step {commit.version} again, from the trials in the journal: the "
                     f"newest checkpoint is of step {version}"
                 )
-            metrics = _train_again(training, committed)
+            metrics = _train_again(training, committed, edited(records.sources, sources))
             elapsed_s = max(1e-6, commit.time_s - time_before_s)  # rates are divided by it
             groups = committed.groups or []
             step = ReplayedStep(
@@ -209,9 +209,19 @@ def recover(
     return steps
 
 
-def _train_again(training: Training, committed: Committed) -> dict[str, Any]:
-    """Train a step of the journal, compare the weights, and return its metrics."""
+def _train_again(training: Training, committed: Committed, names: Sequence[str]) -> dict[str, Any]:
+    """Train a step of the journal, compare the weights, and return its metrics.
+
+    Args:
+        names: the user's own classes that were edited since the step was trained.
+    """
     metrics, difference = training.redo(committed)
+    if difference and names:
+        difference = (
+            f"step {committed.commit.version} computed again gives other weights, because "
+            f"{', '.join(names)} was edited: undo that, or begin a new run from the newest "
+            f"checkpoint (`mage train --from {training.run.root}`)"
+        )
     if difference and _sums_in_same_order(committed, training.config):
         raise DeterministicFailure(difference)
     training.difference = training.difference or difference
