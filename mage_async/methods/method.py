@@ -10,10 +10,12 @@ rewards.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2s
-from math import prod
+from itertools import chain
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -26,6 +28,7 @@ from mage_async.environments.environment import Environment, Play
 from mage_async.errors import ConfigError
 from mage_async.methods.catalogue import method_class
 from mage_async.trajectory import Group, Guidance, Kind, SecondRole, Task, Trial
+from mage_async.user_modules import as_config_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,9 +472,24 @@ class Methods:
             method.learn_demonstration(trial)
 
     def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
-        """Return the sum of the methods' rewards of each turn; None: no method gives any."""
-        answers = [method.turn_rewards(trials) for method in self]
-        parts = [rewards for rewards in answers if rewards is not None]
+        """Return the sum of the methods' rewards of each turn; None: no method gives any.
+
+        Raises:
+            ConfigError: a user's own method raised, or gave no finite number for a turn.
+        """
+        lengths, parts = [len(trial.turns) for trial in trials], []
+        for name, method in self._methods.items():
+            with _naming(name, "turn_rewards"):
+                rewards = method.turn_rewards(trials)
+                if rewards is None:
+                    continue
+                is_whole = [*map(len, rewards)] == lengths and all(map(isfinite, chain(*rewards)))
+            if not is_whole:
+                raise ConfigError(
+                    f"method {name!r}, turn_rewards: return a list for each of the {len(trials)} "
+                    f"trials, with a finite reward for each of its turns; got {rewards!s:.200}"
+                )
+            parts.append(rewards)
         if len(parts) < 2:
             return parts[0] if parts else None
         return [
@@ -507,7 +525,12 @@ class Methods:
 
     def loss_terms(self) -> list[Any]:
         """Return the terms that methods add to the loss."""
-        return [term for method in self if (term := method.loss_term()) is not None]
+        terms = {name: method.loss_term() for name, method in self._methods.items()}
+        return [
+            _OwnTerm(name, term) if ":" in name else term
+            for name, term in terms.items()
+            if term is not None
+        ]
 
     def frozen_policy(self) -> Path | None:
         """Return the directory of the frozen model that a loss term needs; None: none needs one."""
@@ -520,9 +543,50 @@ class Methods:
     def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
         """Return the metrics that methods add to a step's line of `metrics.jsonl`."""
         metrics: dict[str, float] = {}
-        for method in self:
-            metrics |= method.batch_metrics(trials)
+        for name, method in self._methods.items():
+            with _naming(name, "batch_metrics"):
+                metrics |= method.batch_metrics(trials)
         return metrics
+
+
+class _OwnTerm:
+    """Call the loss term of a user's own method, and name the method if it raises or returns
+    something else than a `mage_async.learning.token_loss.LossTerm` does.
+    """
+
+    def __init__(self, name: str, term: Any) -> None:
+        self._name, self._term = name, term
+        self.needs_reference = getattr(term, "needs_reference", False)
+        self.reference_cycle = getattr(term, "reference_cycle", 0)
+
+    def prepare(self, *given: Any) -> Any:
+        """Return what the user's `prepare` does."""
+        with _naming(self._name, "prepare"):
+            return self._term.prepare(*given)
+
+    def loss(self, *given: Any) -> tuple[Any, Any]:
+        """Return what the user's `loss` does."""
+        with _naming(self._name, "loss"):
+            added, counted = self._term.loss(*given)
+            dimensions = added.dim(), counted.dim()
+        if dimensions != (0, 1):
+            raise ConfigError(
+                f"method {self._name!r}, loss: return a scalar, and a tensor [C] of numbers for "
+                f"`metrics`; got tensors of {dimensions[0]} and {dimensions[1]} dimensions"
+            )
+        return added, counted
+
+    def metrics(self, counted: Any) -> dict[str, float]:
+        """Return what the user's `metrics` does."""
+        with _naming(self._name, "metrics"):
+            return dict(self._term.metrics(counted))
+
+
+def _naming(name: str, hook: str) -> AbstractContextManager[None]:
+    """Return a context in which an exception of a user's own method becomes a `ConfigError` that
+    names the method and its hook.
+    """
+    return as_config_error(f"method {name!r}, {hook}") if ":" in name else nullcontext()
 
 
 def _first(answers: Iterator[T | None]) -> T | None:

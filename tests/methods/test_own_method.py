@@ -16,7 +16,7 @@ from mage_async.algorithm import InProcessRun, prepare
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, MageError
 from mage_async.learning.packing import credited
 from mage_async.methods.method import Methods, overriding
 from mage_async.results.metrics import check_names
@@ -184,6 +184,73 @@ def test_its_metrics_stand_in_the_line_of_a_step(name: str, tmp_path: Path) -> N
     num_turns = sum(len(trial.turns) for group in groups for trial in group.trials)
     assert metrics["wages_paid"] == 0.25 * num_turns
     check_names(metrics, Methods(config).metric_names())
+
+
+WRONG = """
+import torch
+from mage_async.methods.method import Method
+
+
+class Short(Method):
+    def turn_rewards(self, trials):
+        return [[0.1] for _ in trials]
+
+
+class NaN(Method):
+    def turn_rewards(self, trials):
+        return [[float("nan")] * len(trial.turns) for trial in trials]
+
+
+class Metric(Method):
+    def batch_metrics(self, trials):
+        return {"odd": trials.missing}
+
+
+class Taken(Method):
+    def batch_metrics(self, trials):
+        return {"loss": 1.0}
+
+
+class Term(Method):
+    def loss_term(self):
+        return self
+
+    def prepare(self, batch, reference, frozen):
+        return None
+
+    def loss(self, prepared, inputs, scale):
+        return inputs.logprobs()[0], torch.zeros(1)
+
+
+class Raises(Term):
+    def loss(self, prepared, inputs, scale):
+        return inputs.logits
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("Short", "turn_rewards: return a list for each of the 8 trials, with a finite reward for"),
+        ("NaN", "turn_rewards: return a list for each of the 8 trials"),
+        ("Metric", r"batch_metrics: .*wrong.py, line \d+: AttributeError"),
+        ("Term", r"loss: return a scalar, and .*; got tensors of 1 and 1 dimensions"),
+        ("Raises", r"loss: .*wrong.py, line \d+: AttributeError"),
+        ("Taken", "metric 'loss' of a method is one of every run: give it another name"),
+    ],
+)
+def test_a_hook_that_raises_or_returns_something_else_is_named(
+    name: str, tmp_path: Path, wrong: str, said: str
+) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    config, run = configured(f"wrong:{wrong}"), RunDirectory(tmp_path / "run")
+    run.root.mkdir()
+    prepare(config, tmp_path).rename(run.policy)
+    groups = InProcessRun(config, run.policy).play_batch()
+    with pytest.raises(MageError, match=said) as caught:
+        Training.of(run, config, None).step(groups)
+    assert caught.value.is_deterministic, "the learner is not started again"
+    assert wrong == "Taken" or str(caught.value).startswith(f"method 'wrong:{wrong}', ")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from mage_async.admission.replay import Committed, first_difference
 from mage_async.attribution import JournalStep, attributed
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded
-from mage_async.errors import DeterministicFailure, RunError, first_line
+from mage_async.errors import ConfigError, DeterministicFailure, RunError, first_line
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import training_sequences
 from mage_async.learning.rank_orders import Adopt, Digest, Order
@@ -201,6 +201,10 @@ class Training:
             metrics = self.trainer.train(groups)
         trials = [trial for group in groups for trial in group.trials]
         of_methods = Methods(self.trainer.config).batch_metrics(trials)
+        if both := metrics.keys() & of_methods.keys():
+            raise DeterministicFailure(
+                f"metric {min(both)!r} of a method is one of every run: give it another name"
+            )
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
     def limited_memory(self, what: str = "") -> AbstractContextManager[None]:
@@ -350,7 +354,8 @@ def limited_memory(
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    # A loss of a user's own that does not fit is a `ConfigError` with the same words.
+    except (RuntimeError, MemoryError, ConfigError) as error:
         # torch has a class of its own only for a GPU's memory, and not for all errors of that.
         is_full = isinstance(error, MemoryError) or any(
             phrase in str(error) for phrase in ("out of memory", "can't allocate memory")
