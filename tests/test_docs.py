@@ -186,7 +186,10 @@ EXECUTED = {
     "docs/examples/own_model.md": ("end_to_end/test_examples.py",) * 2,
     "docs/examples/serve.md": ("end_to_end/test_examples.py",),
     "docs/environments_of_others.md": ("other_libraries/test_openenv_package.py",),
-    "docs/methods.md": ("methods/test_own_method.py",),
+    "docs/methods.md": (
+        "own_components/test_own_components.py",
+        *["methods/test_own_method.py"] * 2,
+    ),
     "docs/python.md": ("end_to_end/test_examples.py",) * 2,
     "kernels/README.md": ("kernels/test_dispatch.py",),
     "docs/your_environment.md": (

@@ -151,7 +151,7 @@ def test_a_loss_of_its_own_is_reason_to_keep_groups_of_equal_rewards(
 
 
 def test_the_method_of_the_documents_pays_each_turn_its_wage(name: str, tmp_path: Path) -> None:
-    (source,) = python_blocks(ROOT / "docs" / "methods.md")
+    _, source, _ = python_blocks(ROOT / "docs" / "methods.md")
     (tmp_path / "wages.py").write_text(source)
     config = configured(name, f"methods.{name}.wage=0.5")
     run = InProcessRun(config, prepare(config, tmp_path))
@@ -159,6 +159,24 @@ def test_the_method_of_the_documents_pays_each_turn_its_wage(name: str, tmp_path
     run.train(batches.extend)
     plain = credited(batches, configured(None)).returns
     assert (credited(batches, config).returns - plain >= 0.5).all()
+
+
+def test_the_term_of_the_documents_lowers_the_probability_of_sampled_tokens(
+    name: str, tmp_path: Path
+) -> None:
+    *_, source = python_blocks(ROOT / "docs" / "methods.md")
+    (tmp_path / "modest.py").write_text(source)
+    config, run = configured("modest:Modest"), RunDirectory(tmp_path / "run")
+    run.root.mkdir()
+    prepare(config, tmp_path).rename(run.policy)
+    groups, changes = InProcessRun(config, run.policy).play_batch(), []
+    for weight in (0, 1000):
+        config = configured("modest:Modest", f'methods."modest:Modest".weight={weight}')
+        training = Training.of(run, config, None)
+        first, second = (training.step(groups)["confidence"] for _ in range(2))
+        changes.append(second - first)
+    assert 0 < first < 1
+    assert changes[1] < min(0.0, changes[0])
 
 
 def test_it_pays_turns_and_learns_in_the_loop_of_the_algorithm(name: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mage_async.errors import ConfigError
 from mage_async.learning.corrections import Tokens
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
+from tests.helpers.pages import ROOT, python_blocks
 
 OWN = '''
 import json
@@ -252,6 +253,19 @@ def test_what_is_wrong_with_it_is_said_with_its_key(setting: str, said: str) -> 
     with pytest.raises(ConfigError) as caught:
         loaded(setting)
     assert str(caught.value).startswith(said)
+
+
+def test_the_credit_and_the_correction_of_the_documents_do_what_they_say(own: Path) -> None:
+    (own / "mine.py").write_text(python_blocks(ROOT / "docs" / "methods.md")[0])
+    settings = ["credit.kind=mine:Progress", "learner.correction=mine:HalfLife"]
+    config = config_file.load(config_file.find(None), settings)
+    check(config)
+    found = config.credit.checked([[1.0, 0.0], [3.0], [2.0]])
+    assert (found.acts, found.scores) == ([[3.0, 3.0], [2.0], [0.0]], [1.0, 2.0, 0.0])
+    same, ages = torch.full((3,), -1.0), torch.tensor([0, 4, 8], dtype=torch.int32)
+    one = torch.arange(3)
+    tokens = Tokens(same, same, same, torch.ones(3), ages, one, one)
+    assert config.learner.correction.checked(tokens).losses.tolist() == [1.0, 0.5, 0.25]
 
 
 WRONG = """
