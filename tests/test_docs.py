@@ -180,7 +180,6 @@ EXECUTED = {
     "docs/agents/openai_agents.md": ("other_libraries/test_agent_harnesses.py",),
     "docs/agents/smolagents.md": ("other_libraries/test_agent_harnesses.py",),
     "docs/architecture.md": ("end_to_end/test_examples.py",),
-    "docs/examples/compare.md": ("end_to_end/test_examples.py",),
     "docs/examples/game_for_two.md": ("environments/test_duels.py",),
     "docs/examples/own_environment.md": ("end_to_end/test_examples.py",) * 2,
     "docs/examples/own_model.md": ("end_to_end/test_examples.py",) * 2,

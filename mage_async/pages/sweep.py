@@ -10,7 +10,7 @@ from mage_async.pages.charts import Bar, Chart, Series, age_bar, figure, line_ch
 from mage_async.pages.curves import episode_css
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
-from mage_async.results.intervals import interval
+from mage_async.results.intervals import interval, paired
 from mage_async.results.sweep import (
     STALENESS,
     FinishedRun,
@@ -86,6 +86,8 @@ def render_matrix(
         ages=_age_bars(runs),
         untrained=_figure_table(by_flow(runs), UNTRAINED_COLUMNS),
         results=_figure_table(by_label, RESULT_COLUMNS),
+        base=next(iter(by_label)),
+        differences=_difference_table(by_label),
         corrections=_figure_table(by_label, CORRECTION_COLUMNS),
     )
 
@@ -168,6 +170,20 @@ def _figure_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[s
         cells = [_figure_cell(name, values(same, name)) for name in names]
         rows.append(TableRow(label, [TableCell(str(len(same))), *cells]))
     return Table([words(name) for name in ("", "runs", *names)], rows)
+
+
+def _difference_table(groups: Mapping[str, Sequence[FinishedRun]]) -> Table | None:
+    """Return the table of differences of the last episode's return to the first group, seed by
+    seed: runs of one seed share their warm start and tasks. None: there is one group alone.
+    """
+    base, *others = (
+        {run.cell.seed: run.figures[RETURN] for run in same} for same in groups.values()
+    )
+    rows = []
+    for label, returns in zip([*groups][1:], others, strict=True):
+        gaps = paired(returns, base)
+        rows.append(TableRow(label, [TableCell(str(len(gaps))), _figure_cell(RETURN, gaps)]))
+    return Table(["", "seeds", "difference"], rows) if rows else None
 
 
 def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:

@@ -25,7 +25,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 SAYS = {
     "own_environment": "boxes_again",
     "own_model": "written to card",
-    "compare": "with a memory",
+    "compare": "report: runs/memory/report.html",
     "serve": "episode 2: ",
 }
 """What the commands of a page print."""

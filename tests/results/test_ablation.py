@@ -158,6 +158,20 @@ def test_the_page_shows_every_setting_with_its_interval():
     assert "src=" not in page
 
 
+def test_the_page_has_the_differences_to_the_first_setting_seed_by_seed():
+    last = {"decoupled": (0.1, 0.5, 0.9), "ppo": (0.0, 0.4, 0.77)}
+    runs = [
+        finished(staleness_setting("slots", correction, 0, 1), seed, values[seed])
+        for correction, values in last.items()
+        for seed in range(3)
+    ]
+    page = render_matrix(runs, num_cells=6, title="quickstart")
+    assert "minus that of “slots 1, decoupled”, seed by seed" in page
+    assert "−0.110" in page
+    assert "± 0.043" in page  # of -0.10, -0.10, -0.13: 4.303 * 0.0173 / sqrt(3)
+    assert "seed by seed" not in render_matrix(runs[:3], num_cells=6, title="quickstart")
+
+
 def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
     reached = [
         finished(staleness_setting("slots", "none", 0, 2), seed) for seed in range(2)
