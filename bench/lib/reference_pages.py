@@ -50,9 +50,10 @@ metric that does not apply to a run is left out.
 
 Evaluations are in `evaluations.jsonl` and `summary.json` (`mage_async/results/score.py` has their
 fields). The intervals of an evaluation, `ci95_by_episode` and `won_bounds_by_episode`, and the ± in
-tables and pages, are at 95 % over trials, with the evaluated tasks fixed. They say nothing of other
-tasks: where 9 held-out tasks are played 1,024 times in all, a policy that always solves 5 of them
-has 0.56 ± 0.03. `mage adapt` has intervals at least as wide as those over the means of tasks.
+tables and pages, are at 95 % over trials, with the evaluated tasks fixed. If all n trials earned
+the same, the ± is `1 - 0.05 ** (1 / n)` of the range of returns. They say nothing of other tasks:
+where 9 held-out tasks are played 1,024 times in all, a policy that always solves 5 of them has
+0.56 ± 0.03. `mage adapt` has intervals at least as wide as those over the means of tasks.
 
 | metric | unit | meaning |
 |---|---|---|"""

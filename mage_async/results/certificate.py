@@ -328,7 +328,7 @@ def arm_returns(tasks: Sequence[TaskReturns]) -> dict[str, list[tuple[float, flo
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean, and the half-width of its 95 % interval."""
-    return statistics.fmean(values), half_width(values)
+    return statistics.fmean(values), half_width(values, span=1.0)
 
 
 def scaled(values: Sequence[float], least: float, most: float) -> list[float]:

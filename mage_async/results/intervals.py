@@ -33,11 +33,20 @@ def noise(values: Sequence[float]) -> float:
     return math.hypot(*differences) / math.sqrt(2 * max(1, len(differences)))
 
 
-def half_width(values: Sequence[float]) -> float:
+def half_width(values: Sequence[float], span: float = 0.0) -> float:
     """Return the half-width of the mean of some values as a number of JSON; 0 for one value, of
     which `halves_of` makes NaN.
+
+    Args:
+        span: largest difference that two values can have. Equal values have no spread of their own:
+            with 95 %, at most a share `1 - 0.05 ** (1 / n)` of all values differs from n equal
+            ones, by at most `span`.
     """
-    return interval(values)[1] if len(values) > 1 else 0.0
+    if len(values) == 1:
+        return 0.0
+    if min(values) < max(values):
+        return interval(values)[1]
+    return span * (1 - math.pow(0.05, 1 / len(values)))
 
 
 def halves_of(score: Mapping[str, Any]) -> Sequence[float]:

@@ -39,6 +39,8 @@ class _TrialReturns:
     returns: list[float]
     won: list[bool]
     lost: list[bool]
+    span: float
+    """Range of the returns of an episode: as declared, else that of the set's finished episodes."""
 
 
 class PartScore(msgspec.Struct, frozen=True):
@@ -52,7 +54,8 @@ class PartScore(msgspec.Struct, frozen=True):
     return_by_episode: list[float]
     ci95_by_episode: list[float]
     """Half-widths of 95 % intervals of the means over trials, with the tasks of these trials fixed.
-    They say nothing of other tasks: with 9 held-out members that are played 1,024 times, they are
+    If all trials earned the same, the declared range of returns gives a bound (`half_width`). They
+    say nothing of other tasks: with 9 held-out members that are played 1,024 times, they are
     narrow, however differently the policy does on a tenth one. The intervals of `mage adapt` are at
     least as wide as those over the means of members.
     """
@@ -136,6 +139,12 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
     finished: dict[Facts, list[float]] = defaultdict(list)
     for trial, facts in played:
         finished[facts] += trial.episode_rewards()[: trial.cut_at]
+    spans = dict[Facts, float]()
+    for facts, rewards in finished.items():
+        low, high = facts.min_return, facts.max_return
+        if low is None or high is None:
+            low, high = min(rewards, default=0.0), max(rewards, default=0.0)
+        spans[facts] = high - low
     rows = []
     for trial, facts in played:
         rewards, by_turn = trial.episode_rewards(), trial.turn_rewards()
@@ -151,6 +160,7 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
                 [reward / facts.units for reward in rewards],
                 [facts.is_won(each) for each in by_turn],
                 [facts.is_lost(each) for each in by_turn],
+                spans[facts] / facts.units,
             )
         )
     return rows
@@ -170,11 +180,11 @@ def _parts(names: Sequence[str], rows: Sequence[_TrialReturns]) -> dict[str, Par
 
 def _part(rows: Sequence[_TrialReturns]) -> PartScore:
     """Return the score of some trials."""
-    returns = [row.returns for row in rows]
+    returns, span = [row.returns for row in rows], max(row.span for row in rows)
     return PartScore(
         num_trials=len(rows),
         return_by_episode=_means(returns),
-        ci95_by_episode=[half_width(column) for column in zip(*returns, strict=True)],
+        ci95_by_episode=[half_width(column, span) for column in zip(*returns, strict=True)],
         won_by_episode=_means([row.won for row in rows]),
         won_within=_means([list(accumulate(row.won, or_)) for row in rows]),
         lost_by_episode=_means([row.lost for row in rows]),

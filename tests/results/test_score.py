@@ -1,5 +1,6 @@
 """What is said of a set of trials cannot flatter."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,17 @@ def test_seats_opponents_and_families_are_told_apart_with_intervals_of_their_own
     ends = MEMBERS[0], MEMBERS[-1]
     assert found.parts["family"].keys() == {TICTACTOE.family(each) for each in ends}
     assert found.ci95_by_episode[0] > 0
+
+
+@pytest.mark.parametrize(("win", "num_trials"), [(0.95, 4), (0.95, 12), (0.99, 32)])
+def test_the_interval_of_few_trials_holds_the_true_return(win, num_trials):
+    draw, truth, held = random.Random(0), 2 * win - 1, []
+    for _ in range(500):
+        rewards = [1.0 if draw.random() < win else -1.0 for _ in range(num_trials)]
+        found = score([trial(each) for each in rewards], TICTACTOE)
+        distance = abs(found.return_by_episode[0] - truth)
+        held.append(distance <= found.ci95_by_episode[0])
+    assert sum(held) / len(held) > 0.94
 
 
 def test_an_exception_of_is_probe_names_the_action_and_the_environment(monkeypatch):
