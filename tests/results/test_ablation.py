@@ -128,7 +128,7 @@ def test_runs_that_train_no_step_have_returns_and_no_figures_of_steps(make_run):
     assert "nan" not in page.lower()
 
 
-def test_after_each_run_a_line_says_how_far_the_matrix_is():
+def test_after_each_run_a_line_says_how_far_the_matrix_is(tmp_path):
     progress = Progress(135, 11, parallel=2)
     assert progress.begin() == "135 runs, 11 of them done"
     run = finished(staleness_setting("slots", "decoupled", 0, 1), 0)
@@ -136,8 +136,10 @@ def test_after_each_run_a_line_says_how_far_the_matrix_is():
         "[12/135] slots-1-decoupled-seed0: last held-out episode 0.70, 80 s; about 1 h 22 min left"
     )
     assert progress.done(run, 100.0).endswith("; about 1 h 31 min left")  # 122 runs of 90 s, by two
-    failed = progress.failed(Cell(run.cell.setting, 1), "a/b.log")
-    assert failed == "[13/135] slots-1-decoupled-seed1: failed, see a/b.log"
+    log = tmp_path / "b.log"
+    log.write_text("phase=starting\nmage: learner ended\n")
+    failed = progress.failed(Cell(run.cell.setting, 1), log)
+    assert failed == f"[13/135] slots-1-decoupled-seed1: failed, see {log}: mage: learner ended"
     progress.num_done = 134
     assert progress.done(run, 90.0).endswith("0.70, 90 s")
 

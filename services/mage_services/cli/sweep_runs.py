@@ -71,19 +71,23 @@ class Progress:
 
     def going(self, cell: Cell, log: Path) -> str:
         """Return the line of a run that goes on: the last line of its log."""
-        last = ""
-        if log.is_file():
-            text = log.read_bytes()[-4096:].decode("utf-8", errors="replace")
-            last = text.rstrip().rpartition("\n")[2]
-        return f"{self._place(cell)}: {last or 'begins'}"
+        return f"{self._place(cell)}: {_last_line(log) or 'begins'}"
 
-    def failed(self, cell: Cell, log: str) -> str:
-        """Return the line of a run that failed; its log says why."""
-        return f"{self._place(cell)}: failed, see {log}"
+    def failed(self, cell: Cell, log: Path) -> str:
+        """Return the line of a run that failed, with the last line of its log."""
+        return f"{self._place(cell)}: failed, see {log}: {_last_line(log)}"
 
     def _place(self, cell: Cell) -> str:
         """Return the number of finished runs, and the name of a cell."""
         return f"[{self.num_done}/{self.num_runs}] {cell.name()}"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log; "" if there is none yet."""
+    if not log.is_file():
+        return ""
+    text = log.read_bytes()[-4096:].decode("utf-8", errors="replace")
+    return text.rstrip().rpartition("\n")[2]
 
 
 def write_files(matrix: Matrix) -> list[FinishedRun]:
@@ -190,7 +194,7 @@ async def _run_all(
         elif outcome == "failed":
             with matrix.failures_of(cell).open("a") as failures:
                 failures.write(f"{time.time():.0f}: see {matrix.log_of(cell).name}\n")
-            print(progress.failed(cell, str(matrix.log_of(cell))), flush=True)
+            print(progress.failed(cell, matrix.log_of(cell)), flush=True)
         outcomes.append(outcome)
 
     async with asyncio.TaskGroup() as tasks:
