@@ -30,6 +30,7 @@ from mage_async.config.section import NonNegative, Variant
 from mage_async.credit.turn_table import Key, TurnTable, joint_cells
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind
+from mage_async.user_modules import as_config_error, place_of
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,27 @@ class Advantage(Variant, tag_field="estimator"):
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
         """Return the advantages of all turns, without penalties: float64 `[N]` on `device`."""
-        raise NotImplementedError
+        raise NotImplementedError("write its method `estimate`")
+
+    def checked(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
+        """Return what `estimate` does, and check it if the class is a user's own.
+
+        Raises:
+            ConfigError: a user's own class raised, or returned no finite number for a turn.
+        """
+        if ":" not in self.kind:
+            return self.estimate(table, device)
+        what, wanted = f"advantage estimator {self.kind!r}", (len(table),)
+        with as_config_error(what):
+            found = self.estimate(table, device)
+            shape, is_finite = tuple(found.shape), bool(found.isfinite().all())
+        if shape != wanted or not is_finite:
+            finding = "numbers that are not finite" if shape == wanted else f"shape {shape}"
+            raise ConfigError(
+                f"{what}: `estimate`{place_of(type(self).estimate)} returned {finding} for "
+                f"{wanted[0]} turns: return a tensor of shape {wanted} of finite numbers"
+            )
+        return found
 
     def penalties(self, table: TurnTable, max_tokens: np.ndarray | int) -> np.ndarray:
         """Return each turn's penalty for an invalid action and for a long completion, summed.
@@ -274,7 +295,7 @@ def turn_advantages(
     table = replace(table, returns=returns)
     if config.penalise != "advantage":
         table = replace(table, episode_score=table.episode_score - penalties)
-    values = config.estimate(table, device)
+    values = config.checked(table, device)
     return values - _on(device, penalties) if config.penalise == "advantage" else values
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mage_async.config.section import Variant
+from mage_async.errors import ConfigError
+from mage_async.user_modules import as_config_error
 
 if TYPE_CHECKING:
     from mage_async.environments.environment import Environment
@@ -50,7 +52,23 @@ class Matchmaker(Variant):
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
         """Choose one of `names`: members of the environment, or past policies."""
-        raise NotImplementedError
+        raise NotImplementedError("write its method `choose`")
+
+    def checked(self, names: Sequence[str], draw: Draw) -> str:
+        """Return what `choose` does, and check it if the class is a user's own.
+
+        Raises:
+            ConfigError: a user's own class raised, or chose something else, such as a held-out
+                member, on which the policy would be trained.
+        """
+        if ":" not in self.kind:
+            return self.choose(names, draw)
+        what = f"matchmaker {self.kind!r}"
+        with as_config_error(what):
+            chosen = self.choose(names, draw)
+        if chosen not in names:
+            raise ConfigError(f"{what} chose {chosen!r:.60}: choose one of {', '.join(names):.200}")
+        return chosen
 
 
 class Decks(Matchmaker, tag="decks"):

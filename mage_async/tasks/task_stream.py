@@ -147,7 +147,7 @@ class MatchedTasks:
         elif past_policies:
             place -= num_rival_places  # counted among the groups that meet the environment
         draw = Draw(place, task.member, source, self._league, self._environment)
-        return replace(task, member=config.matchmaker.choose(names, draw))
+        return replace(task, member=config.matchmaker.checked(names, draw))
 
 
 def rival_places(config: Population, groups_per_step: int) -> int:

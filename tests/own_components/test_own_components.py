@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,11 @@ from mage_async.config.components import REGISTRIES, component_class
 from mage_async.config.schema import digest
 from mage_async.credit.turn_table import build_table
 from mage_async.errors import ConfigError
+from mage_async.learning.advantages import turn_advantages
 from mage_async.learning.corrections import Tokens
 from mage_async.results.run_directory import RunDirectory
+from mage_async.tasks.league import League
+from mage_async.tasks.matchmaking import Draw
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from tests.helpers.pages import ROOT, python_blocks
 
@@ -321,6 +325,21 @@ class Infinite(Squared):
 
 class Nothing(Correction):
     pass
+
+
+class Table(Halved):
+    def estimate(self, table, device):
+        return super().estimate(table, device)[:, None]
+
+
+class Zero(Halved):
+    def estimate(self, table, device):
+        return super().estimate(table, device) / 0.0
+
+
+class HeldOut(Matchmaker):
+    def choose(self, names, draw):
+        return draw.environment.members("heldout")[0]
 """
 
 
@@ -358,6 +377,31 @@ def test_a_credit_that_goes_wrong_later_is_named(own: Path) -> None:
     trial = Trial(Task("rps", "rock", 7, 0), 0, 3, (), turns)
     with pytest.raises(ConfigError, match=r"credit 'wrong:LaterWrong': `returns` .*returned"):
         build_table([Group(0, 0, (trial,))], config.credit)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Table", r"returned shape \(3, 1\) for 3 turns"), ("Zero", "numbers that are not finite")],
+)
+def test_an_estimator_that_returns_something_else_is_named(own: Path, name: str, said: str) -> None:
+    (own / "wrong.py").write_text(WRONG)
+    config = config_file.load(config_file.find(None), [f"advantage.estimator=wrong:{name}"])
+    turns = tuple(Turn(Kind.ACT, k, 0, 0, 0, 1, 1.0, True, "rock", "") for k in range(3))
+    table = build_table(
+        [Group(0, 0, (Trial(Task("rps", "rock", 7, 0), 0, 3, (), turns),))], config.credit
+    )
+    with pytest.raises(ConfigError, match=rf"'wrong:{name}': `estimate` \(.*{said}"):
+        turn_advantages(table, config.advantage, config.transcript, "cpu")
+
+
+def test_a_matchmaker_chooses_no_heldout_member(own: Path) -> None:
+    (own / "wrong.py").write_text(WRONG)
+    config = config_file.load(config_file.find(None), ["population.matchmaker=wrong:HeldOut"])
+    environment = environment_of(config)
+    names, source = environment.members("train"), random.Random(0)
+    draw = Draw(0, names[0], source, League(), environment)
+    with pytest.raises(ConfigError, match=r"matchmaker 'wrong:HeldOut' chose .*: choose one of"):
+        config.population.matchmaker.checked(names, draw)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.noun)
