@@ -150,6 +150,40 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     return f" (did you mean {' or '.join(f'`{match}`' for match in near)}?)" if near else ""
 
 
+def check_inherits(own: type, base: str, what: str) -> None:
+    """Refuse a user's class that inherits something else, or whose methods nothing calls.
+
+    Args:
+        base: "module:Class" of this program.
+        what: see `import_own`.
+
+    Raises:
+        ConfigError: the class does not inherit `base`; or it has methods, and overrides none of
+            what it inherits from this program: its hook has another name.
+    """
+    family = [each for each in own.__mro__ if each.__module__.partition(".")[0] in _PROGRAM]
+    explained = f"{base.replace(':', '.')}, whose docstrings say what it has to do"
+    if base not in [f"{each.__module__}:{each.__name__}" for each in family]:
+        raise ConfigError(f"{what}: inherit {explained}")
+    nearest = _methods_of(family[0])
+    written = [name for name, value in _methods_of(own).items() if name not in nearest]
+    if written and all(getattr(own, name) is value for name, value in nearest.items()):
+        raise ConfigError(
+            f"{what}: nothing calls its method `{written[0]}`{did_you_mean(written[0], nearest)}: "
+            f"override one of {explained}"
+        )
+
+
+def _methods_of(kind: type) -> dict[str, Any]:
+    """Return the public methods and properties of a class, inherited ones too, by name."""
+    found = ((name, getattr(kind, name)) for name in dir(kind) if not name.startswith("_"))
+    return {
+        name: value
+        for name, value in found
+        if inspect.isfunction(value) or isinstance(value, property)
+    }
+
+
 def import_own(module_name: str, what: str) -> ModuleType:
     """Import a module of the user's own.
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mage_async.config.section import Variant
-from mage_async.errors import ConfigError
-from mage_async.user_modules import Registry
+from mage_async.user_modules import Registry, check_inherits
 
 
 class Components(Registry):
@@ -102,16 +101,13 @@ def component_class(registry: Components, name: str) -> type[Variant]:
     inherit the base, return a subclass whose tag is that address.
 
     Raises:
-        ConfigError: there is no such class, or it inherits something else.
+        ConfigError: there is no such class, or `check_inherits` refuses it.
     """
     found, base = registry.load(name), registry.base
     if name in registry:
         return found
-    if not issubclass(found, base):
-        raise ConfigError(
-            f"{registry.noun} {name!r}: inherit {base.__module__}.{base.__name__}, whose methods "
-            "say what it has to do"
-        )
+    address = f"{base.__module__}:{base.__name__}"
+    check_inherits(found, address, f"{registry.noun} {name!r}")
     # The class gets its address as tag: written to a file as the kind, it leads the next process to
     # the same class.
     own = msgspec.defstruct(found.__name__, [], bases=(found,), tag=name, frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from mage_async.user_modules import Registry
+from mage_async.user_modules import Registry, check_inherits
 
 METHODS = Registry(
     "method",
@@ -33,9 +33,16 @@ def method_class(name: str) -> Any:
         name: a name of `METHODS`, or `module:Class` of a user's own.
 
     Raises:
-        ConfigError: there is no such method, or its module cannot be imported.
+        ConfigError: there is no such method, its module cannot be imported, or `check_inherits`
+            refuses it.
     """
-    return METHODS.load(name)
+    found: Any = METHODS.load(name)
+    if name not in METHODS:
+        check_inherits(found, "mage_async.methods.method:Method", f"method {name!r}")
+        check_inherits(
+            found.Settings, "mage_async.config.section:Section", f"`Settings` of method {name!r}"
+        )
+    return found
 
 
 @cache

@@ -9,6 +9,7 @@ whose state is that of `begin(None, 0)`: pages and exports, which have no states
 rewards.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -354,7 +355,7 @@ class Methods:
         Raises:
             ConfigError: with the problem and its remedy.
         """
-        own = [name for name, each in self._methods.items() if _overrides(type(each), "trainer")]
+        own = [name for name in self._methods if _overrides(method_class(name), "trainer")]
         if len(own) > 1:
             raise ConfigError(
                 f"methods.{own[0]} and methods.{own[1]} both replace the trainer: leave one of the "
@@ -422,11 +423,13 @@ class Methods:
                 # The configuration that a run recorded is loaded without importing a user's own
                 # method, whose keys may have changed since.
                 raise ConfigError(f"methods.{name}: {error}") from error
-            if name in before:
-                method = before[name]
+            method: Any = before.get(name)
+            if method is not None:
                 method.adopt(settings, config)
             else:
-                method = kind(settings, config, self._environment)
+                with _naming(name, "__init__"):
+                    method = kind(settings, config, self._environment)
+                method = _OwnMethod(name, method) if ":" in name else method
                 method.begin(None, self._version)
             self._methods[name] = method
 
@@ -479,10 +482,10 @@ class Methods:
         """
         lengths, parts = [len(trial.turns) for trial in trials], []
         for name, method in self._methods.items():
+            rewards = method.turn_rewards(trials)
+            if rewards is None:
+                continue
             with _naming(name, "turn_rewards"):
-                rewards = method.turn_rewards(trials)
-                if rewards is None:
-                    continue
                 is_whole = [*map(len, rewards)] == lengths and all(map(isfinite, chain(*rewards)))
             if not is_whole:
                 raise ConfigError(
@@ -543,10 +546,28 @@ class Methods:
     def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
         """Return the metrics that methods add to a step's line of `metrics.jsonl`."""
         metrics: dict[str, float] = {}
-        for name, method in self._methods.items():
-            with _naming(name, "batch_metrics"):
-                metrics |= method.batch_metrics(trials)
+        for method in self:
+            metrics |= method.batch_metrics(trials)
         return metrics
+
+
+class _OwnMethod:
+    """Call the hooks of a user's own method, and name the method and the hook that raises."""
+
+    def __init__(self, name: str, method: Method) -> None:
+        self._name, self._method = name, method
+
+    def __getattr__(self, hook: str) -> Any:
+        with _naming(self._name, hook):
+            found = getattr(self._method, hook)
+        if not inspect.isroutine(found):
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            with _naming(self._name, hook):
+                return found(*given, **named)
+
+        return call
 
 
 class _OwnTerm:

@@ -243,7 +243,49 @@ class Term(Method):
 class Raises(Term):
     def loss(self, prepared, inputs, scale):
         return inputs.logits
+
+
+class Plain:
+    pass
+
+
+class Typo(Method):
+    def turn_reward(self, trials):
+        return None
+
+
+class Table(Method):
+    class Settings:
+        wage = 1.0
+
+
+class Arguments(Method):
+    def __init__(self):
+        pass
+
+
+class Check(Method):
+    def check(self):
+        return self.settings.wage
 """
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("Plain", "inherit mage_async.methods.method.Method, whose docstrings say"),
+        ("Typo", r"nothing calls its method `turn_reward` \(did you mean `turn_rewards`\?\)"),
+        ("Table", "inherit mage_async.config.section.Section"),
+        ("Arguments", r"takes 1 positional argument but 4 were given"),
+        ("Check", r"check: .*wrong_method.py, line \d+: AttributeError"),
+    ],
+)
+def test_a_method_that_cannot_be_made_is_named_before_a_run(
+    name: str, tmp_path: Path, wrong: str, said: str
+) -> None:
+    (tmp_path / "wrong_method.py").write_text(WRONG)
+    with pytest.raises(ConfigError, match=rf"method 'wrong_method:{wrong}'[:,] .*{said}"):
+        check(configured(f"wrong_method:{wrong}"))
 
 
 @pytest.mark.parametrize(
@@ -251,24 +293,24 @@ class Raises(Term):
     [
         ("Short", "turn_rewards: return a list for each of the 8 trials, with a finite reward for"),
         ("NaN", "turn_rewards: return a list for each of the 8 trials"),
-        ("Metric", r"batch_metrics: .*wrong.py, line \d+: AttributeError"),
+        ("Metric", r"batch_metrics: .*wrong_method.py, line \d+: AttributeError"),
         ("Term", r"loss: return a scalar, and .*; got tensors of 1 and 1 dimensions"),
-        ("Raises", r"loss: .*wrong.py, line \d+: AttributeError"),
+        ("Raises", r"loss: .*wrong_method.py, line \d+: AttributeError"),
         ("Taken", "metric 'loss' of a method is one of every run: give it another name"),
     ],
 )
 def test_a_hook_that_raises_or_returns_something_else_is_named(
     name: str, tmp_path: Path, wrong: str, said: str
 ) -> None:
-    (tmp_path / "wrong.py").write_text(WRONG)
-    config, run = configured(f"wrong:{wrong}"), RunDirectory(tmp_path / "run")
+    (tmp_path / "wrong_method.py").write_text(WRONG)
+    config, run = configured(f"wrong_method:{wrong}"), RunDirectory(tmp_path / "run")
     run.root.mkdir()
     prepare(config, tmp_path).rename(run.policy)
     groups = InProcessRun(config, run.policy).play_batch()
     with pytest.raises(MageError, match=said) as caught:
         Training.of(run, config, None).step(groups)
     assert caught.value.is_deterministic, "the learner is not started again"
-    assert wrong == "Taken" or str(caught.value).startswith(f"method 'wrong:{wrong}', ")
+    assert wrong == "Taken" or str(caught.value).startswith(f"method 'wrong_method:{wrong}', ")
 
 
 @pytest.mark.slow

@@ -337,6 +337,11 @@ class Zero(Halved):
         return super().estimate(table, device) / 0.0
 
 
+class Typo(Credit):
+    def return_(self, rewards):
+        return rewards
+
+
 class HeldOut(Matchmaker):
     def choose(self, names, draw):
         return draw.environment.members("heldout")[0]
@@ -367,6 +372,13 @@ def test_a_credit_or_correction_that_cannot_work_is_refused_before_a_run(
     config = config_file.load(config_file.find(None), [setting])
     with pytest.raises(ConfigError, match=f"'{setting.partition('=')[2]}': .*{said}"):
         check(config)
+
+
+def test_a_class_whose_methods_nothing_calls_is_refused(own: Path) -> None:
+    (own / "wrong.py").write_text(WRONG)
+    said = r"'wrong:Typo': nothing calls its method `return_` \(did you mean `returns`\?\): over"
+    with pytest.raises(ConfigError, match=said):
+        config_file.load(config_file.find(None), ["credit.kind=wrong:Typo"])
 
 
 def test_a_credit_that_goes_wrong_later_is_named(own: Path) -> None:
