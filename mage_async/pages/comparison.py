@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mage_async.config import config_file
@@ -51,6 +51,8 @@ class ComparedRun:
 
     records: RunRecords
     summary: Mapping[str, Any]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the sources of the user's own classes, by name."""
 
     @property
     def seed(self) -> int:
@@ -71,7 +73,7 @@ def read_run(run: RunDirectory) -> ComparedRun:
     missing = [name for name in SUMMARY_PARTS if name not in summary]
     if missing:
         raise RunError(f"{run.summary} lacks {', '.join(missing)}: it is damaged")
-    return ComparedRun(records, summary)
+    return ComparedRun(records, summary, read_document(run.launch).get("sources", {}))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,12 +114,19 @@ class Arm:
 
 
 def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
-    """Sort runs into arms, in the order in which each arm first appears; seeds ascend."""
-    # A run whose keys were changed by `--resume` was trained with several values of them.
-    with_keys = [
-        (run, _compared_keys(flat_config(run.records.config) | run.summary.get("changed_keys", {})))
-        for run in runs
-    ]
+    """Sort runs into arms, in the order in which each arm first appears; seeds ascend. Runs with
+    two versions of a class of the user's own are two arms.
+    """
+    runs = list(runs)
+    names = {name for run in runs for name in run.sources}
+    known = {name: {run.sources[name] for run in runs if name in run.sources} for name in names}
+    edited = sorted(name for name, digests in known.items() if len(digests) > 1)
+    with_keys = []
+    for run in runs:
+        values = {f"source of {name}": run.sources.get(name) for name in edited}
+        values |= flat_config(run.records.config)
+        # A run whose keys were changed by `--resume` was trained with several values of them.
+        with_keys.append((run, _compared_keys(values | run.summary.get("changed_keys", {}))))
     settings = [each for _, each in with_keys]
     keys = dict.fromkeys(key for each in settings for key in each)
     differing = [key for key in keys if _differs(key, settings)]

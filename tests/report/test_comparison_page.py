@@ -48,6 +48,16 @@ def test_an_arm_is_the_runs_that_differ_in_nothing_but_their_seed(runs):
     assert found[0].label == "episode_discount 0.6"
 
 
+def test_runs_with_two_versions_of_a_class_are_two_arms(runs):
+    same = runs[:3]
+    digests = ({"my:Loss": "0a"}, {"my:Loss": "0a"}, {"my:Loss": "1b"})
+    made = [replace(run, sources=each) for run, each in zip(same, digests, strict=True)]
+    found = arms(made)
+    assert [arm.label for arm in found] == ["source of my:Loss 0a", "source of my:Loss 1b"]
+    assert [len(arm.runs) for arm in found] == [2, 1]
+    assert len(arms(replace(run, sources=digests[0]) for run in same)) == 1
+
+
 def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make_run):
     places = [make_run(f"{number}", steps=20) for number in range(2)]
     config = config_file.load(places[0].config)

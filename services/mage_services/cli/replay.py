@@ -37,8 +37,8 @@ def run(given: argparse.Namespace) -> int:
             that the run committed.
     """
     from mage_async.admission.ledger import Ledger
-    from mage_async.admission.replay import replay
-    from mage_async.assembly import environment_of
+    from mage_async.admission.replay import RecordsWithConfig, replay
+    from mage_async.assembly import edited, environment_of, own_sources
     from mage_async.config import config_file
     from mage_async.methods.method import Methods
     from mage_async.protocol.journal_records import first_needed
@@ -65,14 +65,15 @@ def run(given: argparse.Namespace) -> int:
     admission = config.admission
     ledger = Ledger(admission.groups_per_step, admission.max_staleness, admission.trials_per_group)
     methods = Methods(config, environment_of(config))
+    records, sources = RecordsWithConfig(journal.records(first)), own_sources(config)
     with Gang(run, config) as gang:
         training = Training.of(run, config, checkpoint, gang.begin(config, checkpoint))
         version = began = training.trainer.version
-        for committed in replay(journal.records(first), ledger, League(), methods):
+        for committed in replay(records, ledger, League(), methods):
             if given.to_step is not None and committed.commit.version > given.to_step:
                 break
             if committed.commit.version > version:
-                _, difference = training.redo(committed)
+                _, difference = training.redo(committed, edited(records.sources, sources))
                 if difference:
                     raise RunFailed(difference)
                 version = committed.commit.version

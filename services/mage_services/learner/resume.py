@@ -213,15 +213,9 @@ def _train_again(training: Training, committed: Committed, names: Sequence[str])
     """Train a step of the journal, compare the weights, and return its metrics.
 
     Args:
-        names: the user's own classes that were edited since the step was trained.
+        names: see `Training.redo`.
     """
-    metrics, difference = training.redo(committed)
-    if difference and names:
-        difference = (
-            f"step {committed.commit.version} computed again gives other weights, because "
-            f"{', '.join(names)} was edited: undo that, or begin a new run from the newest "
-            f"checkpoint (`mage train --from {training.run.root}`)"
-        )
+    metrics, difference = training.redo(committed, names)
     if difference and _sums_in_same_order(committed, training.config):
         raise DeterministicFailure(difference)
     training.difference = training.difference or difference

@@ -137,8 +137,11 @@ class Training:
                 "counters say; remove the folder"
             )
 
-    def redo(self, committed: Committed) -> tuple[dict[str, Any], str]:
+    def redo(self, committed: Committed, names: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
         """Train a step of the journal again.
+
+        Args:
+            names: the user's own classes that were edited since the step was trained.
 
         Returns:
             The metrics, and a sentence about the first tensor that differs from the committed
@@ -157,11 +160,16 @@ class Training:
         digests = self._digests()
         if overall(digests) == commit.digest:
             return metrics, ""
+        cause = "the cause may be another machine, library, or number of threads or ranks"
+        if names:
+            cause = (
+                f"{', '.join(names)} was edited since: undo that, or begin a new run from the "
+                f"newest checkpoint (`mage train --from {self.run.root}`)"
+            )
         return metrics, (
             f"step {commit.version} computed again gives other weights, first in "
             f"{first_difference(commit, digests)}: {overall(digests)} instead of "
-            f"{commit.digest}; the cause may be another machine, library, or number of threads or "
-            "ranks"
+            f"{commit.digest}; {cause}"
         )
 
     def adopt(self, config: Config) -> None:
