@@ -86,6 +86,16 @@ def test_the_default_matrix_is_five_bounds_three_rules_three_corrections_three_s
     assert len({cell.name() for cell in ablation.configs}) == 135
 
 
+def test_numbers_are_separated_by_commas_or_spaces(tmp_path):
+    options = ["--rules", "slots", "--corrections", "none", "--run-dir", str(tmp_path)]
+    ways = (["--lags", "0,4", "--seeds", "0,1"], ["--lags", "0", "4", "--seeds", "0", "1"])
+    one, other = (read_ablation([*options, "--bounds", "0", *way]).configs for way in ways)
+    assert one == other
+    assert len(one) == 4
+    with pytest.raises(ConfigError, match="--lags takes whole numbers, got '0,x'"):
+        read_ablation([*options, "--lags", "0,x"])
+
+
 def test_what_is_no_run_is_said_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match="correction"):
         read_ablation(["--run-dir", str(tmp_path), "--corrections", "prayer"])

@@ -12,7 +12,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mage_async.admission.policies import POLICIES
-from mage_services.cli.sweep import add_run_arguments, matrix_of
+from mage_services.cli.sweep import add_run_arguments, matrix_of, whole_numbers
 
 if TYPE_CHECKING:
     from mage_async.results.sweep import Matrix
@@ -28,24 +28,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_run_arguments(parser, "runs/ablation")
 
-    def axis(name: str, default: tuple[int, ...] | tuple[str, ...], text: str, **more: Any) -> None:
+    def axis(name: str, default: str, text: str, **more: Any) -> None:
         """Declare an option with the values of one key."""
-        shown = " ".join(map(str, default))
         parser.add_argument(
-            name, nargs="+", default=list(default), help=f"{text} (default: {shown})", **more
+            name, nargs="+", default=default.split(), help=f"{text} (default: {default})", **more
         )
 
-    axis("--bounds", (0, 1, 2, 4, 8), "largest staleness in steps", type=int, metavar="N")
+    axis("--bounds", "0 1 2 4 8", "largest staleness in steps", metavar="N")
     guarantees = "; ".join(f"{rule.name} ({rule.guarantee})" for rule in POLICIES.values())
     admission = (
         f"rules of admission, with the bound on staleness that each guarantees: {guarantees}"
     )
-    axis("--rules", ("slots", "count", "drop"), admission, choices=POLICIES, metavar="RULE")
-    corrections = ("decoupled", "none", "ppo")
-    axis("--corrections", corrections, "values of learner.correction", metavar="NAME")
+    axis("--rules", "slots count drop", admission, choices=POLICIES, metavar="RULE")
+    corrections = "values of learner.correction"
+    axis("--corrections", "decoupled none ppo", corrections, metavar="NAME")
     lag = "act with the weights of so many steps ago: age without a change of speed"
-    axis("--lags", (0,), lag, type=int, metavar="N")
-    axis("--seeds", (0, 1, 2), "seeds", type=int, metavar="N")
+    axis("--lags", "0", lag, metavar="N")
+    axis("--seeds", "0 1 2", "seeds", metavar="N")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -67,6 +66,6 @@ def ablation_of(given: argparse.Namespace) -> "Matrix":
     """
     from mage_async.results.sweep import STALENESS, cells
 
-    keys = ("bounds", "rules", "corrections", "lags", "seeds")
-    wanted = cells(**{key: getattr(given, key) for key in keys})
+    numbers = {name: whole_numbers(given, name) for name in ("bounds", "lags", "seeds")}
+    wanted = cells(rules=given.rules, corrections=given.corrections, **numbers)
     return matrix_of(given, wanted, STALENESS, varied=[])

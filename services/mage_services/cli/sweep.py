@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
     if given.search is None:
         return run_matrix(sweep_of(given))
     axes = _axes(given)
-    matrix_of_settings = partial(_matrix, given, axes, seeds=_seeds(given))
+    matrix_of_settings = partial(_matrix, given, axes, seeds=whole_numbers(given, "seeds"))
     return search(axes, given.search, given.draw_seed, matrix_of_settings)
 
 
@@ -78,7 +78,7 @@ def sweep_of(given: argparse.Namespace) -> "Matrix":
 
     axes = _axes(given)
     settings = grid(axes) if given.random is None else drawn(axes, given.random, given.draw_seed)
-    return _matrix(given, axes, settings, _seeds(given))
+    return _matrix(given, axes, settings, whole_numbers(given, "seeds"))
 
 
 def _matrix(
@@ -116,15 +116,20 @@ def _axes(given: argparse.Namespace) -> "list[Axis]":
     return axes
 
 
-def _seeds(given: argparse.Namespace) -> list[int]:
-    """Return the seeds of `--seeds`, which are separated by commas or spaces."""
-    try:
-        return [int(part) for text in given.seeds for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds takes whole numbers, got {' '.join(given.seeds)!r}") from None
-
-
 # `mage ablate` uses the functions below too.
+
+
+def whole_numbers(given: argparse.Namespace, name: str) -> list[int]:
+    """Return the numbers of an option, which are separated by commas or spaces.
+
+    Raises:
+        ConfigError: a part is no whole number.
+    """
+    texts: list[str] = getattr(given, name)
+    try:
+        return [int(part) for text in texts for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--{name} takes whole numbers, got {' '.join(texts)!r}") from None
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
