@@ -34,7 +34,7 @@ def test_an_action_is_truncated_where_it_is_as_long_as_allowed_and_invalid() -> 
     [
         (["environment.name=rps"], None),
         (["environment.name=rps", "transcript.forced_tags=open"], 8),
-        (["environment.name=tests.environments.boxes:Boxes"], 8),
+        (["environment.name=tests.environments.boxes:Boxes", "transcript.max_action_tokens=8"], 8),
         (["environment.name=agent:command", "environment.options.command=true {task}"], 128),
     ],
 )
