@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from mage_async.assembly import environment_of, trial_config_of
+from mage_async.assembly import environment_of, named_parts, trial_config_of
 from mage_async.config.schema import Config, Embedded
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
@@ -89,14 +89,16 @@ def play_first_turns(
         in_time: Function that ends random play that takes long.
 
     Returns:
-        What the turns showed; None if the engine is not the embedded one, or a program plays.
+        What the turns showed; None if the engine is not the embedded one, or a program plays the
+        environment or a part of it.
 
     Raises:
         PolicyError: the trainer or the engine would compute the policy wrongly.
     """
     check_trainable(directory)
     environment, source = environment_of(config), random.Random(config.seed)
-    if not isinstance(config.engine, Embedded) or isinstance(environment, AgentTasks):
+    has_program = any(isinstance(part, AgentTasks) for _, part in named_parts(config))
+    if not isinstance(config.engine, Embedded) or has_program:
         return None
     began = now()
     torch.set_num_threads(config.engine.threads)

@@ -332,6 +332,16 @@ def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
     assert seen.example
 
 
+def test_no_turn_of_a_mix_is_played_if_a_part_is_a_program(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_loop.py").write_text("def run(task, base_url):\n    return 0.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = 'environment.options.parts=[{name="rps"}, {name="agent:own_loop:run"}]'
+    config = pretrained(directory, "environment.name=mix", parts)
+    assert play_first_turns(config, directory, time.monotonic, pytest.fail, print, in_time) is None
+
+
 def test_deadlines_follow_what_a_turn_takes(directory: Path) -> None:
     config = pretrained(directory, "engine.max_contexts=3")
     kept, notes = with_deadlines(config, turn_s=0.1, num_turns=10)
