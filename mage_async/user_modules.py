@@ -246,7 +246,8 @@ def shown_name(name: str) -> str:
 
 
 def own_source(module_name: str, what: str) -> str:
-    """Return a digest of a user's module and of the modules of its folder that it imports.
+    """Return a digest of a user's module and of the modules of its folder that it imports; of an
+    installed one, those of its package.
 
     Imports are read from the text, so that those inside functions count too.
 
@@ -263,10 +264,13 @@ def own_source(module_name: str, what: str) -> str:
     # `a.b` lies in a/b.py, or in a/b/__init__.py, one folder deeper.
     depth = module_name.count(".") + (first.name == "__init__.py")
     root, found, waiting = first.parents[depth], dict[str, str](), [first]
+    # Beside an installed package lie all libraries: reading torch alone takes minutes.
+    is_installed = root.name in ("site-packages", "dist-packages")
+    own = root / module_name.partition(".")[0] if is_installed else root
     while waiting:
         file = waiting.pop()
-        name = file.relative_to(root).as_posix()
-        if name not in found and file.is_file():
+        name, is_own = file.relative_to(root).as_posix(), file == first or own in file.parents
+        if name not in found and is_own and file.is_file():
             found[name] = file.read_text(errors="replace")
             waiting += _imported_files(found[name], file, root)
     return blake2s(repr(sorted(found.items())).encode(), digest_size=6).hexdigest()

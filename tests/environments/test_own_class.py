@@ -14,7 +14,7 @@ from mage_async.config.schema import Environment as Section
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError
-from mage_async.user_modules import address_of
+from mage_async.user_modules import address_of, own_source
 from mage_services.actor.rehearsal import rehearse
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
@@ -177,3 +177,23 @@ def test_a_library_that_is_written_as_python_writes_it_is_recognised() -> None:
     wanted = r"'reasoning_gym:chain_sum': did you mean `reasoning-gym:chain_sum`\?"
     with pytest.raises(ConfigError, match=wanted):
         load("reasoning_gym:chain_sum")
+
+
+def test_the_source_of_an_installed_class_is_that_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the libraries beside it, which take minutes to read."""
+    installed = tmp_path / "site-packages"
+    for name, text in (
+        ("own_doors/__init__.py", "import own_library\nfrom own_doors import keys\n"),
+        ("own_doors/keys.py", "NUMBER = 1\n"),
+        ("own_library.py", ""),
+    ):
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text(text)
+    monkeypatch.syspath_prepend(installed)
+    before = own_source("own_doors", "environment")
+    (installed / "own_library.py").write_text("# edited\n")
+    assert own_source("own_doors", "environment") == before
+    (installed / "own_doors" / "keys.py").write_text("NUMBER = 2\n")
+    assert own_source("own_doors", "environment") != before
