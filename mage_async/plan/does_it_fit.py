@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mage_async.assembly import named_parts, trial_config_of
+from mage_async.assembly import environment_of, named_parts, trial_config_of
 from mage_async.config.schema import Config, Embedded, Pretrained, Tiny
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
@@ -216,6 +216,24 @@ def check_files(config: Config, directory: Path) -> Contexts:
         )
     parts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
     return Contexts(*map(max, zip(*parts, strict=True)))
+
+
+def check_words(config: Config, policy: Path) -> None:
+    """Check that a tiny policy knows all words of an environment.
+
+    Raises:
+        ConfigError: the environment has words that the policy was not built with.
+    """
+    if not isinstance(config.policy, Tiny):
+        return
+    chat, words = load_chat(policy), environment_of(config).facts.words
+    # A word that the tokenizer was built of is a single token, with the space before it.
+    if unknown := [word for word in words if len(chat.encode(f" {word}")) > 1]:
+        raise ConfigError(
+            f"environment {config.environment.name!r} has {len(unknown)} words that this tiny "
+            f"policy was not built of, such as {unknown[0]!r}: train a new run with them, a mix in "
+            "which the environment has a share of 0, or a pretrained model"
+        )
 
 
 def _contexts(

@@ -12,6 +12,8 @@ import pytest
 
 import mage_async as mage
 from mage_async.assembly import environment_of
+from mage_async.errors import ConfigError
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_services.actor import preflight
 from mage_services.actor.actor import note_edits
 from mage_services.api import start_to_report
@@ -149,6 +151,16 @@ def test_a_class_that_was_edited_since_the_last_start_is_named(tmp_path, monkeyp
     (note,) = notes  # of an actor that is started again while the run goes on
     assert note.startswith("edited_doors:Doors was edited since the last start of this run")
     assert "processes that were not started again play it as it was" in note
+
+
+def test_words_that_the_tiny_policy_of_a_resumed_run_lacks_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(start_to_report, "run_to_end", lambda *given, **more: 0)
+    start = partial(start_run, small(), run_dir=tmp_path, actors=1, cluster="", say=lambda line: 0)
+    start(is_resumed=False)
+    (tmp_path / "policy").mkdir()
+    save_tokenizer(build_tokenizer(["rock", "paper"]), tmp_path / "policy")
+    with pytest.raises(ConfigError, match="words that this tiny policy was not built of, such as"):
+        start(is_resumed=True)
 
 
 def test_a_directory_that_holds_a_run_is_refused_before_anything_is_played(tmp_path, monkeypatch):

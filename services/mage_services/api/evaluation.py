@@ -13,10 +13,11 @@ import msgspec
 
 from mage_async.assembly import environment_of, with_room_for
 from mage_async.config import config_file
-from mage_async.config.schema import Config, Tiny
+from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.pages.report import render
+from mage_async.plan.does_it_fit import check_words
 from mage_async.results.run_directory import RunDirectory, distinct_name
 from mage_async.results.run_files import last_line, read_document
 from mage_async.results.summary import best_checkpoint, summarise, write_summary
@@ -106,8 +107,7 @@ def evaluate(
     # Fewer trials say less: they do not replace what is known of the version.
     if trials < _num_recorded(replace(run, root=folder), version):
         folder /= f"trials_{trials}"
-    if environment:
-        check_words(config, policy)
+    check_words(config, policy)
     if checkpoint == "newest" and (trained := last_line(run.metrics).get("step", 0)) > version:
         text = (
             f"evaluating step {version}, that of the newest checkpoint: the run has trained "
@@ -210,21 +210,3 @@ def _printed_of(what: str) -> Report:
         print(f"played {played} of {of} trials of {what}", file=sys.stderr, flush=True)
 
     return at_intervals(PRINT_S, print_played)
-
-
-def check_words(config: Config, policy: Path) -> None:
-    """Check that a tiny policy knows all words of an environment.
-
-    Raises:
-        ConfigError: the environment has words that the policy was not built with.
-    """
-    if not isinstance(config.policy, Tiny):
-        return
-    chat, words = load_chat(policy), environment_of(config).facts.words
-    # A word that the tokenizer was built of is a single token, with the space before it.
-    if unknown := [word for word in words if len(chat.encode(f" {word}")) > 1]:
-        raise ConfigError(
-            f"environment {config.environment.name!r} has {len(unknown)} words that this tiny "
-            f"policy was not built of, such as {unknown[0]!r}: train a mix in which the "
-            "environment has a share of 0, or a pretrained model"
-        )

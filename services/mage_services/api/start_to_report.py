@@ -47,6 +47,7 @@ from mage_async.doctor import Doctor
 from mage_async.environments.catalogue import file_name
 from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFailed
 from mage_async.pages.report import render
+from mage_async.plan.does_it_fit import check_words
 from mage_async.policy.demonstrations import check_rows
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
@@ -172,6 +173,8 @@ def start_run(
     if not is_resumed:  # a resumed run keeps the policy that it began with
         # With longer deadlines and a smaller batch, where the policy needs them.
         config = run_preflight(config, num_actors, say, runner)
+    elif directory.policy.is_dir():  # the class may have been edited
+        check_words(config, directory.policy)
     with ExitStack() as held:
         try:
             directory.root.mkdir(parents=True, exist_ok=True)

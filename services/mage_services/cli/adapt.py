@@ -273,8 +273,8 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
 def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     """Return a policy of a run."""
     from mage_async.config import config_file
+    from mage_async.plan.does_it_fit import check_words
     from mage_services.actor.play_session import chosen_policy
-    from mage_services.api.evaluation import check_words
 
     run.check_policy()
     own = config_file.load_recorded(run.config)
