@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mage_services.processes import process
 from mage_services.processes.child_process import CHANNEL_FD, BlockingChannel
 from mage_services.processes.process import (
     EXIT_BUG,
@@ -21,6 +23,7 @@ from mage_services.processes.process import (
     EXIT_TERMINATED,
     Status,
     ticks,
+    unless_a_call_hangs,
 )
 from tests.processes.made_up_time import MadeUpTime, run
 
@@ -287,3 +290,20 @@ def test_a_cancelled_tick_leaves_no_timer_behind() -> None:
 
 def test_signals_are_numbered_as_shells_do() -> None:
     assert EXIT_TERMINATED == 128 + signal.SIGTERM == 143
+
+
+def test_play_that_goes_on_says_so_also_if_a_script_never_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "LOOK_S", 0.01)
+    may_end, said = threading.Event(), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            may_end.set()
+
+    assert unless_a_call_hangs(lambda: may_end.wait(PATIENCE_S), 60.0, say)
+    assert {*said} == {
+        "play without a model has gone on for 0 s; now: no call is made, but a script's"
+    }

@@ -533,7 +533,8 @@ def unless_a_call_hangs(
 
     Args:
         deadline_s: Seconds after which a call hangs.
-        say: Called with a line about a call that has not returned, every `LOOK_S` seconds.
+        say: Called with a line about a call that has not returned, every `LOOK_S` seconds; and,
+            ever more rarely, about play that goes on.
 
     Raises:
         CallFault: a call took longer than the deadline.
@@ -549,6 +550,7 @@ def unless_a_call_hangs(
 
     threading.Thread(target=run, daemon=True, name="play").start()
     look_s = min(LOOK_S, deadline_s)
+    played_s, say_at_s = 0.0, LOOK_S
     while True:
         with suppress(Empty):
             value, error = results.get(timeout=look_s)
@@ -569,3 +571,9 @@ def unless_a_call_hangs(
                     f"{call.place} has not returned for {waited_s:.0f} s, of "
                     f"environment.step_deadline_s = {deadline_s:g} s"
                 )
+        played_s += look_s
+        if played_s >= say_at_s and max(num_looks.values(), default=1) == 1:
+            say_at_s = 2 * played_s
+            # A script is no call: it may compute for ever.
+            place = next((call.place for call in calls.values()), "no call is made, but a script's")
+            say(f"play without a model has gone on for {played_s:.0f} s; now: {place}")
