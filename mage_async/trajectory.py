@@ -8,6 +8,7 @@ turns, replace a context that is full.
 Shapes: `T` tokens of a segment.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -386,3 +387,16 @@ def trial_as_dict(trial: Trial, decode: Decode, version: int) -> dict[str, Any]:
         "ending": ending,
         "contexts": [decode(segment.tokens.tolist()) for segment in trial.segments],
     }
+
+
+def num_decimals(returns: Iterable[float]) -> int:
+    """Return how many decimals returns are shown with: 3, or more if all are smaller than 0.01, so
+    that two or three digits are left of them.
+
+    Args:
+        returns: Those that are compared, and half-widths of their intervals. One that is not finite
+            does not count.
+    """
+    largest = max(map(abs, filter(math.isfinite, returns)), default=0.0)
+    # Still smaller ones are rounding errors of 0.
+    return 3 + int(-math.log10(largest)) if 1e-9 < largest < 0.01 else 3

@@ -25,6 +25,7 @@ from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
 from mage_async.results.intervals import halves_of, noise
 from mage_async.results.progress import RARE, RARE_CURES, printable
 from mage_async.results.run_files import SOURCE_OF, Record, RunRecords
+from mage_async.trajectory import num_decimals
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -172,6 +173,12 @@ class History:
         return len(steps) == 9 and rise > RISING * self.span()
 
 
+def texts(*returns: float) -> list[str]:
+    """Return returns that a sighting compares, each with its sign."""
+    digits = num_decimals(returns) - 1
+    return [f"{each:+.{digits}f}" for each in returns]
+
+
 def last_return(records: Sequence[Record]) -> float:
     """Return the last episode's return, as a mean over some steps."""
     return _mean([record["return_by_episode"][-1] for record in records])
@@ -211,7 +218,7 @@ def no_variance(run: History) -> Sightings:
     if share > NO_VARIANCE and not run.is_solved():
         steps = run.recent("return_by_episode", MAX_STEPS)
         earned = (
-            f"the last episode's return is {run.latest_return():+.2f}"
+            f"the last episode's return is {texts(run.latest_return())[0]}"
             if any(each for step in steps for each in step["return_by_episode"])
             else f"no episode of {len(steps)} steps has earned any reward"
         )
@@ -324,7 +331,7 @@ def entropy_collapse(run: History) -> Sightings:
         whole = f" ({mean * tokens:.2g} in the {tokens:.0f} of a trial)" if tokens else ""
         yield Sighting(
             f"entropy is {mean:.3g} nats a token{whole}, at first {level:.3g}; the last episode's "
-            f"return stays at {run.latest_return():+.2f}"
+            f"return stays at {texts(run.latest_return())[0]}"
         )
 
 
@@ -415,7 +422,7 @@ def format_gaming(run: History) -> Sightings:
     if is_formal and earns < earned - GAMED_RETURN * run.span():
         yield Sighting(
             f"valid actions rose from {was:.0%} to {now:.0%} in ten steps while the last "
-            f"episode's return fell from {earned:+.2f} to {earns:+.2f}"
+            f"episode's return fell from {' to '.join(texts(earned, earns))}"
         )
 
 
@@ -448,9 +455,10 @@ def return_collapse(run: History) -> Sightings:
     error = max(noise(returns), statistics.stdev(returns[-FALL_STEPS:])) * math.sqrt(2 / FALL_STEPS)
     least = FALL_SPAN * run.span() if run.bounds else 0.0
     if best - now > max(FALL_ERRORS * error, FALL_SHARE * (best - run.first_return), least):
+        is_now, was_best = texts(now, best)
         yield Sighting(
-            f"the last episode's return is {now:+.2f} in steps {steps[0]['step']} to "
-            f"{run.record['step']}, and was {best:+.2f} in the ten steps to {run.best[1]}",
+            f"the last episode's return is {is_now} in steps {steps[0]['step']} to "
+            f"{run.record['step']}, and was {was_best} in the ten steps to {run.best[1]}",
             onset=steps[0]["step"],
         )
 
@@ -663,9 +671,9 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
     full, reduced = heldout["return_by_episode"][-1], other["return_by_episode"][-1]
     half_width = math.hypot(halves_of(heldout)[-1], halves_of(other)[-1])
     if full - reduced <= half_width:
+        earns, keeps, half = texts(full, reduced, half_width)
         yield Sighting(
-            f"held-out, the last episode earns {full:+.2f}, and {how} {reduced:+.2f} "
-            f"(± {half_width:.2f})"
+            f"held-out, the last episode earns {earns}, and {how} {keeps} (± {half[1:]})"
         )
 
 

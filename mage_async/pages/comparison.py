@@ -26,6 +26,7 @@ from mage_async.results import intervals
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document, read_records
+from mage_async.trajectory import num_decimals
 
 IGNORED_KEYS = ("seed", "journal.", "supervision.", "transport.", "evaluation.final_trials")
 """Beginnings of keys that make no separate arm: they change neither what is learned nor how fast,
@@ -351,7 +352,8 @@ def _mean(arm: Arm, *path: str | int) -> str:
 def _interval_text(values: Sequence[float]) -> str:
     """Return a mean and its half-width as text."""
     mean, half = interval(values)  # the half-width of a single value is NaN
-    return signed(mean, 3) + ("" if math.isnan(half) else f" ± {half:.3f}")
+    digits = num_decimals((mean, half))
+    return signed(mean, digits) + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
 
 
 def _plain(arm: Arm, *path: str) -> str:

@@ -61,6 +61,7 @@ from mage_async.results.summary import (
     unplayed_note,
     worse_note,
 )
+from mage_async.trajectory import num_decimals
 
 NOTES = (worse_note, changed_note, chosen_note)
 """Functions that return a sentence below the verdict, or ""."""
@@ -139,16 +140,18 @@ def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
         if name != "heldout" and name in evaluation:
             returns, halves = evaluation[name]["return_by_episode"], halves_of(evaluation[name])
             label = f"{each.label}, episode {len(returns)}"
-            interval = f"± {half_text(halves[-1], 2)}"
-            tiles.append(Tile(label, signed(returns[-1]), each.note, interval, set_css(name)))
+            digits = num_decimals((returns[-1], halves[-1])) - 1
+            value, interval = signed(returns[-1], digits), f"± {half_text(halves[-1], digits)}"
+            tiles.append(Tile(label, value, each.note, interval, set_css(name)))
     return tiles
 
 
 def _last_value(reference: EpisodeRow) -> str:
     """Return label and last value of a reference, with its half-width if it was sampled."""
-    text = f"{reference.label} {signed(reference.values[-1])}"
     halves = reference.half_widths
-    return text if halves is None else f"{text} ± {half_text(halves[-1], 2)}"
+    digits = num_decimals((reference.values[-1], *(halves or [])[-1:])) - 1
+    text = f"{reference.label} {signed(reference.values[-1], digits)}"
+    return text if halves is None else f"{text} ± {half_text(halves[-1], digits)}"
 
 
 def verdict(evaluation: Mapping[str, Score]) -> str:
@@ -169,7 +172,8 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
     )
     losses = [_loss(heldout, control) for control in (blind, swapped)]
     if all(loss > noise for loss, noise in losses):
-        lost = " and ".join(signed(loss).removeprefix("+") for loss, _ in losses)
+        digits = num_decimals(loss for loss, _ in losses) - 1
+        lost = " and ".join(signed(loss, digits).removeprefix("+") for loss, _ in losses)
         return f"{reached}{controls} Adaptation is what these controls take away: {lost}."
     return (
         f"{reached}{controls} Adaptation is what these controls take away, and at least one of them"
@@ -180,7 +184,8 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
 def _last(score: Score) -> str:
     """Return the last episode's return with its half-width."""
     mean, half = score["return_by_episode"][-1], halves_of(score)[-1]
-    return f"{signed(mean)}\u00a0±\u00a0{half_text(half, 2)}"
+    digits = num_decimals((mean, half)) - 1
+    return f"{signed(mean, digits)}\u00a0±\u00a0{half_text(half, digits)}"
 
 
 def _loss(heldout: Score, control: Score) -> tuple[float, float]:
@@ -244,14 +249,14 @@ def heldout_tile(heldout: Score, note: str) -> Tile:
     """Return the largest tile of a page: the held-out return of the first and the last episode."""
     returns = heldout["return_by_episode"]
     halves = halves_of(heldout) if "ci95_by_episode" in heldout else None
-    has_several = len(returns) > 1
+    has_several, digits = len(returns) > 1, num_decimals((*returns, *(halves or ()))) - 1
     return Tile(
         label=f"held-out return, episode 1{f' → {len(returns)}' if has_several else ''}",
-        value=signed(returns[-1]),
+        value=signed(returns[-1], digits),
         note=note,
-        interval=f"± {half_text(halves[-1], 2)}" if halves else "",
+        interval=f"± {half_text(halves[-1], digits)}" if halves else "",
         css="hero",
-        before=signed(returns[0]) if has_several else "",
+        before=signed(returns[0], digits) if has_several else "",
     )
 
 

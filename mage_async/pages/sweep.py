@@ -27,6 +27,7 @@ from mage_async.results.sweep import (
     unreached_bounds_sentence,
     values,
 )
+from mage_async.trajectory import num_decimals
 
 NUM_COLOURS = 9
 """Number of CSS classes of lines, `s0` to `s8`; further lines repeat them."""
@@ -193,7 +194,7 @@ def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
         return TableCell("–")
     mean, half = interval(known)
     is_exact = math.isnan(half) or half <= 1e-6 * abs(mean)
-    text = signed(mean, 3) if name.endswith("return") else figure(mean)
+    text = signed(mean, num_decimals((mean, half))) if name.endswith("return") else figure(mean)
     return TableCell(text, "" if is_exact else f"± {figure(half)}")
 
 

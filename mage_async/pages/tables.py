@@ -22,6 +22,7 @@ from mage_async.results.summary import (
     set_rows,
 )
 from mage_async.tasks.league import version_of
+from mage_async.trajectory import num_decimals
 
 MOST_MEMBERS = 40
 """Largest number of members of a split that a table lists. If there are more, it lists those with
@@ -73,14 +74,15 @@ def episode_table(
         bound: Largest possible return in absolute value, which has the deepest colour: green for
             gains and red for losses. None for no colours.
     """
-    made, num_episodes = [], 0
+    rows, made, num_episodes = [*rows], [], 0
+    digits = num_decimals(value for row in rows for value in row.values)
     for row in rows:
         halves, num_episodes = row.half_widths or [], max(num_episodes, len(row.values))
-        formatted = text or partial(signed, digits=3 if halves else 2)
+        formatted = text or partial(signed, digits=digits if halves else digits - 1)
         cells = [
             TableCell(
                 formatted(value),
-                "" if half is None else f"± {half_text(half, 3)}",
+                "" if half is None else f"± {half_text(half, digits)}",
                 None if bound is None else max(-1.0, min(1.0, value / bound)),
             )
             for value, half in zip_longest(row.values, halves)

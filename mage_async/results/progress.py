@@ -18,7 +18,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of
 from mage_async.results.metrics import earning_episodes
 from mage_async.results.run_files import Event, run_history
-from mage_async.trajectory import Group, Kind, Trial
+from mage_async.trajectory import Group, Kind, Trial, num_decimals
 
 WINDOW_S = 30.0
 """Seconds over which the speed of sampling is measured."""
@@ -277,7 +277,8 @@ def sentence(progress: Progress) -> str:
                 "engine, do not answer"
             )
     if progress.mean_return is not None:
-        parts.append(f"return {progress.mean_return:+.3f}")
+        digits = num_decimals([progress.mean_return])
+        parts.append(f"return {progress.mean_return:+.{digits}f}")
     if progress.valid_share is not None:
         parts.append(f"{progress.valid_share:.0%} of actions valid")
     if progress.played_again:

@@ -7,7 +7,7 @@ The summary of an interrupted run has only the keys that can be known, and `comp
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from mage_async.results.run_files import (
     read_records,
     write_whole,
 )
+from mage_async.trajectory import num_decimals
 from mage_async.user_modules import shown_name
 
 _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
@@ -368,9 +369,10 @@ def _advantage(returns: Returns, best: int, newest: int, kind: str) -> str:
         least = max(least, CLEAR_SHARE * (high - returns[0][0]))
     if not high - low > least:  # NaN after an evaluation of a single trial
         return ""
+    digits = num_decimals((high, low))
     return (
-        f"the last episode earned {high:+.3f} {kind} there, and {low:+.3f} at step {newest}, "
-        "the newest"
+        f"the last episode earned {high:+.{digits}f} {kind} there, and {low:+.{digits}f} at step "
+        f"{newest}, the newest"
     )
 
 
@@ -426,14 +428,6 @@ def set_rows(scores: Mapping[str, Score]) -> dict[str, EpisodeRow]:
     return {
         name: score_row(each.label, scores[name]) for name, each in SETS.items() if name in scores
     }
-
-
-def num_decimals(values: Iterable[float]) -> int:
-    """Return how many decimals returns are shown with: 3, or more if all are smaller than 0.01, so
-    that two or three digits are left of them.
-    """
-    largest = max(map(abs, values), default=0.0)
-    return 3 if largest >= 0.01 or not largest else 3 + int(-math.log10(largest))
 
 
 def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Play
 from mage_async.errors import ConfigError
-from mage_async.trajectory import Kind, Trial, Turn
+from mage_async.trajectory import Kind, Trial, Turn, num_decimals
 from mage_async.trials.scripted import Player, random_play
 
 Place = Literal["state", "turn", "anywhere"]
@@ -158,10 +158,9 @@ class Comparison(NamedTuple):
 
     def sentence(self, units: float) -> str:
         """Return the comparison as a sentence for people, with returns per unit."""
-        rule, chance = (
-            f"{mean / units:+.3f} ±{half / units:.3f}"
-            for mean, half in (self.by_rule, self.by_random)
-        )
+        known = [(mean / units, half / units) for mean, half in (self.by_rule, self.by_random)]
+        digits = num_decimals(mean for mean, _ in known)
+        rule, chance = (f"{mean:+.{digits}f} ±{half:.{digits}f}" for mean, half in known)
         verdict = "more" if self.is_better else "not clearly more"
         return (
             f"a player that repeats what paid earns {rule} in the last episode of {NUM_COMPARED} "

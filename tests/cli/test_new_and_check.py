@@ -429,7 +429,7 @@ def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = RARE.replace("SOMETIMES", "pass").replace(", True", ", False")
-    text = text.replace("float(action == self.side)", "1.0").replace(
+    text = text.replace("float(action == self.side)", "0.0001").replace(
         'return "go"', 'print("x"); return "go"'
     )
     (vault / "rare.py").write_text(text)
@@ -437,7 +437,8 @@ def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
     said = capsys.readouterr().out
     assert re.search(r"^the class printed [\d,]+ lines, the first: 'x'$", said, re.MULTILINE)
     assert "\nx\n" not in said
-    assert "every episode of random play earned +32.000: if no action" in said
+    assert "  random   +0.00320 ±0.00000  +0.00320" in said
+    assert "every episode of random play earned +0.0032: if no action" in said
     assert re.search(r"none of \d+ episodes of random play ended by itself: each was tr", said)
 
 

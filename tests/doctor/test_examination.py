@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mage_async.doctor import Doctor, examine
+from mage_async.doctor.signatures import texts
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_records
 from tests.doctor.sick_runs import Record, doctor, healthy
@@ -57,6 +58,11 @@ def test_a_control_that_takes_nothing_away_is_found(
 ) -> None:
     found = doctor().evaluated(evaluation(*returns))
     assert [(each.name, each.onset) for each in found] == [(name, 60) for name in names]
+
+
+def test_returns_in_a_small_unit_are_compared_with_more_digits_than_zeros() -> None:
+    assert texts(0.7, 0.0) == ["+0.70", "+0.00"]
+    assert texts(0.00075, -0.00002) == ["+0.00075", "-0.00002"]
 
 
 def test_a_credit_that_pays_early_episodes_is_not_advised_again() -> None:

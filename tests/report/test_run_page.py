@@ -284,6 +284,13 @@ def test_a_single_trial_of_each_set_shows_no_adaptation():
     assert said.endswith("so adaptation is not shown.")
 
 
+def test_returns_in_a_small_unit_have_more_digits_than_zeros():
+    rows = {"heldout": (0.0, 75e-5), "heldout_blind": (0.0, 3e-5), "heldout_swapped": (0.0, -4e-5)}
+    said = verdict({name: score(*row, half=2e-5) for name, row in rows.items()})
+    assert "earns +0.00075\u00a0±\u00a00.00002 on held-out" in said
+    assert said.endswith("take away: 0.00072 and 0.00079.")
+
+
 @pytest.mark.parametrize("spared", ["heldout_blind", "heldout_swapped"])
 def test_a_return_that_a_control_leaves_is_not_called_adaptation(spared):
     sets = dict.fromkeys(("heldout_blind", "heldout_swapped"), score(0.0, 0.0))

@@ -73,6 +73,13 @@ def test_a_plain_line_of_many_episodes_has_the_first_the_last_and_the_mean(confi
     assert " return=+0.000..+2.900,mean=+1.450 trials_per_s" in out.getvalue()
 
 
+def test_a_plain_line_has_digits_of_returns_in_a_small_unit(config, run):
+    process, event = step(10)
+    event["metrics"]["return_by_episode"] = [0.0, 0.0004, 0.00075]
+    _, out = plain_lines(config, run, [POLICY, (process, event)])
+    assert " return=+0.000000,+0.000400,+0.000750 trials_per_s" in out.getvalue()
+
+
 def test_slow_steps_are_each_a_line(config, run):
     _, out = plain_lines(config, run, [POLICY, *(step(n) for n in range(1, 4))], every_s=6.0)
     assert out.getvalue().count(" step=") == 3

@@ -17,6 +17,7 @@ from mage_async.results.intervals import half_text
 from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
 from mage_async.results.run_files import read_document
 from mage_async.results.summary import chosen_note, set_rows
+from mage_async.trajectory import num_decimals
 from mage_services.actor.play_session import chosen_policy
 
 # Class of the errors that huggingface_hub's HTTP library raises, such as for an absent network. The
@@ -197,9 +198,12 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
         "| set | trials | " + " | ".join(f"episode {number}" for number in episodes) + " |",
         "|---|---|" + "---|" * len(episodes),
     ]
+    digits = num_decimals(value for row in rows.values() for value in row.values)
     for name, row in rows.items():
         pairs = zip(row.values, row.half_widths or [], strict=True)
-        cells = " | ".join(f"{mean:+.3f} ± {half_text(half, 3)}" for mean, half in pairs)
+        cells = " | ".join(
+            f"{mean:+.{digits}f} ± {half_text(half, digits)}" for mean, half in pairs
+        )
         lines.append(f"| {row.label} | {scores[name]['num_trials']} | {cells} |")
     return [*lines, "", note] if (note := chosen_note(summary)) else lines
 

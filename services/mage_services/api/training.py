@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, Halted
 from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import num_decimals
 from mage_services.api.run import Run
 from mage_services.api.start_to_report import EXIT_HALTED, start_run
 from mage_services.processes.supervisor import Supervisor
@@ -200,7 +201,8 @@ def _follow(relay: Relay, config: Config, on_step: OnStep | None, progress: bool
             if event["event"] == "step":
                 metrics = event["metrics"]
                 bar.n = metrics["step"]
-                returns = " ".join(f"{value:+.3f}" for value in metrics["return_by_episode"])
+                digits = num_decimals(metrics["return_by_episode"])
+                returns = " ".join(f"{value:+.{digits}f}" for value in metrics["return_by_episode"])
                 bar.set_postfix_str(f"return by episode {returns}", refresh=False)
                 if on_step is not None:
                     on_step(metrics)

@@ -508,14 +508,16 @@ def _trials(
 def _print_returns(play: _Play, name: str, environment: "Environment", trials: list[Any]) -> None:
     """Print what a player earns by episode, and whether that contradicts the declared bounds."""
     from mage_async.results.score import score
+    from mage_async.trajectory import num_decimals
 
     found = score(trials, environment)
-    returns, count = [f"{mean:+.3f}" for mean in found.return_by_episode], f"{len(trials)} trials"
+    digits, count = num_decimals(found.return_by_episode), f"{len(trials)} trials"
+    returns = [f"{mean:+.{digits}f}" for mean in found.return_by_episode]
     if len(trials) < FEWEST_WITH_CI:
         count = f"of {len(trials)} in time, too few for an interval"
     else:
         halves = zip(returns, found.ci95_by_episode, strict=True)
-        returns = [f"{mean} ±{half:.3f}" for mean, half in halves]
+        returns = [f"{mean} ±{half:.{digits}f}" for mean, half in halves]
     print(f"  {name:<9}{'  '.join(returns)}  ({count})")
     if wrong := _wrong_bounds(environment, _earned(trials)):
         print(f"  {wrong}")
@@ -541,7 +543,7 @@ def _print_what_is_odd(play: _Play, environment: "Environment", trials: list[Any
         print(f"  {share:.1%} of the episodes of random play earned anything: {RARE_CURES}")
     elif len(trials) >= FEWEST and len({*earned}) == 1:
         print(
-            f"  every episode of random play earned {earned[0]:+.3f}: if no action changes what an "
+            f"  every episode of random play earned {earned[0]:+g}: if no action changes what an "
             "episode earns, there is nothing to learn"
         )
     if play.is_always_truncated():

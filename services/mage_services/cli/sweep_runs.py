@@ -33,6 +33,7 @@ from mage_async.results.sweep import (
     is_done,
     unreached_bounds_sentence,
 )
+from mage_async.trajectory import num_decimals
 from mage_services.processes.child_process import PARENT
 from mage_services.processes.process import until_signalled
 from mage_services.processes.run_lock import hold, take_lock
@@ -62,7 +63,8 @@ class Progress:
         """Count a run that was done in `took_s` seconds, and return its line."""
         self.num_done += 1
         self._took_s.append(took_s)
-        returned, left = f"last held-out episode {run.figures['heldout_last_return']:.2f}", ""
+        reached, left = run.figures["heldout_last_return"], ""
+        returned = f"last held-out episode {reached:.{num_decimals([reached]) - 1}f}"
         if num_left := self.num_runs - self.num_done:
             # Runs are assumed to be as long as those of this command so far.
             left_s = statistics.fmean(self._took_s) * num_left / self.parallel

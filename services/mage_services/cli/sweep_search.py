@@ -26,6 +26,7 @@ from mage_async.results.sweep import (
     combination,
     drawn,
 )
+from mage_async.trajectory import num_decimals
 from mage_services.cli.sweep_runs import lock_folder, run_missing
 from mage_services.terminal import lasting_output
 
@@ -112,7 +113,7 @@ def _search(
     reached = {each: mean for each, mean in _means(matrix).items() if math.isfinite(mean)}
     if reached:
         best = max(reached, key=reached.__getitem__)
-        print(f"best: {best.label}: {reached[best]:.3f}")
+        print(f"best: {best.label}: {reached[best]:.{num_decimals([reached[best]])}f}")
         if note := best_note(len(reached)):
             print(f"careful: {note}")
     return code

@@ -22,13 +22,13 @@ from mage_async.results.summary import (
     diversity_row,
     environment_rows,
     harder_rows,
-    num_decimals,
     probe_rows,
     reference_rows,
     set_rows,
     unplayed_note,
     worse_note,
 )
+from mage_async.trajectory import num_decimals
 
 SET_STYLES = {"heldout": "bold green", "train": ""}
 """Styles of evaluation sets; controls are yellow."""

@@ -15,6 +15,7 @@ from rich.text import Text
 from mage_async.pages.charts import figure
 from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import num_decimals
 from mage_async.user_modules import shown_name
 from mage_services.terminal.run_state import RunState
 
@@ -52,7 +53,8 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
         parts.append(_returns(state, width))
         # In a mix of environments: the last episode's return in each of them, in the last batch.
         if returns := returns_by_environment(state.last):
-            text = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
+            digits = num_decimals(row[-1] for row in returns.values()) - 1
+            text = "  ".join(f"{name} {row[-1]:+.{digits}f}" for name, row in returns.items())
             parts.append(_line(f"by environment  {text}", "dim"))
         parts += [Text(), _figures(state), Text()]
     if not state.steps and state.progress is not None:
@@ -150,12 +152,14 @@ def _returns(state: RunState, width: int) -> RenderableType:
     ]
     every = [value for train_heldout in histories for row in train_heldout for value in row]
     low = min(every, default=0.0)
-    high = max(max(every, default=1.0), low + 0.1)  # never equal: a sparkline divides by high - low
+    digits = num_decimals(every) - 1
+    # Never equal: a sparkline divides by high - low.
+    high = max(max(every, default=1.0), low + 10.0 ** (1 - digits))
     for episode, train_heldout in enumerate(histories):
         style = episode_style(episode, num_episodes)
         cells = [Text(f"episode {episode + 1}", style)]
         for row in train_heldout:
-            cells.append(Text(f"{row[-1]:+.2f}" if row else "", style))
+            cells.append(Text(f"{row[-1]:+.{digits}f}" if row else "", style))
             cells.append(Text(sparkline(row, low, high, spark), style))
         grid.add_row(*cells)
     return grid

@@ -17,6 +17,7 @@ from rich.live import Live
 from mage_async.config.schema import Config
 from mage_async.results.metrics import INJECTIONS, returns_by_environment
 from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import num_decimals
 from mage_services.terminal.final_table import print_final
 from mage_services.terminal.panel import panel, panel_width
 from mage_services.terminal.run_state import Event, RunState, permanent_line
@@ -224,9 +225,12 @@ def _by_name(point: Event) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    """Return values with a sign and three digits, separated by commas; of more than `MOST_NUMBERS`
-    the first, the last and the mean.
+    """Return values with a sign and three digits or more, separated by commas; of more than
+    `MOST_NUMBERS` the first, the last and the mean.
     """
+    digits = num_decimals(values)
     if len(values) > MOST_NUMBERS:
-        return f"{values[0]:+.3f}..{values[-1]:+.3f},mean={fmean(values):+.3f}"
-    return ",".join(f"{value:+.3f}" for value in values)
+        shown = values[0], values[-1], fmean(values)
+        first, last, mean = (f"{value:+.{digits}f}" for value in shown)
+        return f"{first}..{last},mean={mean}"
+    return ",".join(f"{value:+.{digits}f}" for value in values)
