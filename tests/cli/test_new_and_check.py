@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -483,6 +484,23 @@ def test_processes_that_a_class_leaves_running_end_with_the_command(vault: Path)
         # A process that stays would hold the pipe.
         done = subprocess.run(command, cwd=vault, capture_output=True, text=True, timeout=100)
         assert "processes were left running, which are killed: sleep (" in done.stderr
+
+
+def test_processes_of_a_class_end_with_a_command_that_sigterm_ends(vault: Path) -> None:
+    begun = """subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        print("begun", file=sys.stderr, flush=True)
+        time.sleep(60)
+        return "go\""""
+    text = RARE.replace("SOMETIMES", "pass").replace('return "go"', begun)
+    (vault / "rare.py").write_text(f"import subprocess, sys\n{text}")
+    command = [sys.executable, "-m", "mage_async.launch", "check", "rare:Rare"]
+    checking = subprocess.Popen(command, cwd=vault, stderr=subprocess.PIPE, text=True)
+    assert checking.stderr is not None
+    while "begun" not in checking.stderr.readline():
+        assert checking.poll() is None
+    checking.terminate()
+    checking.communicate(timeout=60)  # a process that stays would hold the pipe
+    assert checking.returncode == -signal.SIGTERM
 
 
 def test_the_share_of_random_episodes_that_earn_anything_is_said_where_it_is_small(

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,24 @@ def test_a_child_is_heard_by_a_thread() -> None:
     assert child.channel.receive() == {"ask": 2, "answer": 42}
     child.kill()
     assert child.process.returncode == -9
+
+
+def test_a_child_of_a_thread_is_killed_with_what_it_started() -> None:
+    program = """
+import subprocess
+from mage_services.processes.child_process import *
+began = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+BlockingChannel(inherited_socket(), dict[str, int]).send({"began": began.pid})
+began.wait()
+"""
+    child = BlockingChild[dict[str, int]](command(program), dict[str, int])
+    message = child.channel.receive()
+    assert message is not None
+    assert members(message["began"])
+    child.kill()
+    end = time.monotonic() + PATIENCE_S
+    while members(message["began"]):
+        assert time.monotonic() < end
 
 
 def test_a_child_that_ends_badly_is_an_error_with_its_name() -> None:

@@ -23,7 +23,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -47,6 +55,10 @@ WAIT_NOTICE_S = 10.0
 """Seconds of waiting for a child after which a notice is printed, and between two notices."""
 LEAVE_S = 0.5
 """Seconds that processes have to end by themselves before they are killed."""
+NUM_KILLS = 10
+"""Largest number of times that processes are looked for and killed at SIGTERM."""
+MOST_NAMED = 5
+"""Largest number of processes that are named when they are killed."""
 SHOW_STACKS = signal.SIGUSR1
 """Signal at which a process of a run prints the stacks of its threads into its log."""
 LOG_BYTES = 1 << 20
@@ -436,8 +448,9 @@ class BlockingChild(Generic[T]):
         self.channel: BlockingChannel[T] = BlockingChannel(ours, kind, max_message_bytes)
 
     def kill(self) -> None:
-        """Kill the child, wait for its end and close the channel."""
-        self.process.kill()
+        """Kill the child and what it started, wait for its end and close the channel."""
+        if self.process.poll() is None:
+            _kill([self.process.pid, *descendants(self.process.pid)])
         self.process.wait()
         self.channel.close()
 
@@ -561,27 +574,46 @@ def descendants(pid: int) -> Iterator[int]:
 
 @contextmanager
 def ending_descendants() -> Iterator[None]:
-    """At the end of the block, kill the processes that were started in it and still run, and print
-    which: they would hold this process's stdout, for whose end the reader of a pipe waits.
+    """At the end of the block, or at SIGTERM, kill the processes that were started in it and still
+    run, and print which: they would hold this process's stdout, for whose end the reader of a pipe
+    waits.
     """
     before = {*descendants(os.getpid())}
+
+    def terminate(number: int, frame: object) -> None:
+        """Kill them all, and end this process as the signal would."""
+        for _ in range(NUM_KILLS):  # other threads may go on to start some
+            if not (left := _left_since(before)):
+                break
+            _kill(left)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    handler = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
         if left := _left_since(before):
             time.sleep(LEAVE_S)  # some may be about to end
             left = _left_since(before)
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(left)
         if left:
-            names = ", ".join(f"{name} ({pid})" for pid, name in left.items())
+            names = [f"{name} ({pid})" for pid, name in left.items()]
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
             print(
-                f"processes were left running, which are killed: {names}. If the environment "
-                "started them, end them in its `close()`",
+                f"processes were left running, which are killed: {', '.join(names[:MOST_NAMED])}"
+                f"{more}. If the environment started them, end them in its `close()`",
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def _kill(processes: Iterable[int]) -> None:
+    """Kill processes by their ids."""
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _left_since(before: Container[int]) -> dict[int, str]:
