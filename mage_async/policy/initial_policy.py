@@ -24,6 +24,8 @@ from mage_async.assembly import (
 from mage_async.config.schema import (
     AnyWarmStart,
     Config,
+    Embedded,
+    Engine,
     FromBest,
     FromData,
     Pretrained,
@@ -44,6 +46,7 @@ from mage_async.policy.demonstrations import (
     untimed,
     unwatched,
 )
+from mage_async.policy.headers import check_type
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.warm_start import Progress, warm_start
@@ -98,7 +101,7 @@ def _write(
     """Write the files of version 0 into a directory, one after another; return their origin."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
-        source = source_directory(policy.source)
+        source = source_directory(policy, config.engine)
         for tools in (part.tools for _, part in named_parts(config) if part.tools):
             load_chat(source).offering(tools)  # raises if the template offers no tools
         if (source / COUNTERS).is_file() or (source.parent / COUNTERS).is_file():
@@ -116,7 +119,7 @@ def _write(
         source = directory
         build_tiny(policy, environment_of(config).facts.words, config.seed, directory)
     else:
-        source = source_directory(policy.source)
+        source = source_directory(policy, config.engine)
     if warm is None:
         return "built here"
     examples, origin, rule = examples_to_clone(config, warm, source, in_time, watch)
@@ -185,15 +188,20 @@ def _device(config: Config) -> str:
     return config.learner.device if is_whole else "cpu"
 
 
-def source_directory(name: str) -> Path:
+def source_directory(policy: Pretrained, engine: Engine) -> Path:
     """Return a local directory, or that of a hub model, which is downloaded once.
 
     Raises:
-        PolicyError: there is no such directory, and no such hub model can be fetched.
+        PolicyError: there is no such directory, and no such hub model can be fetched, or its type
+            cannot be trained or served.
     """
+    name = policy.source
     if folder := local_policy(name):
         return folder
     try:
+        # First the file that says whether the others, perhaps many GB, can be used.
+        outline = Path(snapshot_download(name, allow_patterns="config.json"))
+        check_type(outline, is_embedded=isinstance(engine, Embedded))
         return Path(snapshot_download(name, ignore_patterns=UNREAD_FILES))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise PolicyError(

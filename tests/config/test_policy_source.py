@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from mage_async.config.schema import Config, local_policy
+from mage_async.config.schema import Config, Embedded, Pretrained, local_policy
 from mage_async.errors import PolicyError
 from mage_async.policy import initial_policy
 from mage_services.cli.main import EXIT_USAGE, main
@@ -43,7 +43,7 @@ def test_no_model_is_fetched_that_nobody_named() -> None:
         local_policy(Config().policy.source)
 
 
-def test_weights_in_forms_that_nothing_reads_are_not_fetched(
+def test_no_weights_are_fetched_of_a_type_that_is_refused_or_in_forms_that_nothing_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"]
@@ -55,5 +55,11 @@ def test_weights_in_forms_that_nothing_reads_are_not_fetched(
         return str(tmp_path)
 
     monkeypatch.setattr(initial_policy, "snapshot_download", fetch)
-    assert initial_policy.source_directory("me/model") == tmp_path
-    assert fetched == read
+    policy, engine = Pretrained(source="me/model"), Embedded()
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    with pytest.raises(PolicyError, match="of type 'gpt_neox' cannot be trained"):
+        initial_policy.source_directory(policy, engine)
+    assert fetched == ["config.json"]
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    assert initial_policy.source_directory(policy, engine) == tmp_path
+    assert fetched[2:] == read

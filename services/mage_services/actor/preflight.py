@@ -228,7 +228,7 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
         check_gpu(config, num_actors, machine_bytes=memory_bytes())
     if not isinstance(config.policy, Pretrained):
         return PreflightReport()
-    directory = source_directory(config.policy.source)
+    directory = source_directory(config.policy, config.engine)
     contexts = _check_files(config, directory, num_actors)
     importing_s = time.monotonic() - order.started_at
     with asyncio.Runner() as runner:
