@@ -67,6 +67,20 @@ def environment_of(config: Config) -> Environment:
     return mix
 
 
+def rungs_out_of_reach(config: Config) -> str:
+    """Return a sentence if a run ends before its curriculum does; "" if not."""
+    section, environment, steps = config.environment, environment_of(config), config.learner.steps
+    num_before = len(environment.parts) - 1 if isinstance(environment, Mix) else 0
+    needed = section.rung_steps * num_before
+    if not section.ladder or not steps or steps > needed:
+        return ""
+    return (
+        f"environment.ladder: the {num_before} rungs before the last take {needed} steps, and the "
+        f"run has {steps}, so that the tasks of environment.options are never trained: raise "
+        "learner.steps, or lower environment.rung_steps"
+    )
+
+
 def has_steady_tasks(config: Config) -> bool:
     """Return whether all steps of a run draw their tasks from one distribution, so that their
     returns can be compared.

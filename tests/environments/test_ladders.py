@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mage_async.assembly import environment_of
+from mage_async.assembly import environment_of, rungs_out_of_reach
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load, names
 from mage_async.environments.options import curriculum, harder
@@ -159,6 +159,20 @@ def test_a_curriculum_trains_on_one_rung_after_another_and_stays_on_the_own_opti
     ]
     pretrained = config_file.load(config_file.find(None), [*keys, "policy.source=none"])
     assert ladder_of(pretrained, "boxes").rungs == [{"boxes": 6}]
+
+
+def test_a_run_that_ends_before_its_curriculum_is_told_so() -> None:
+    def said(*changes: str) -> str:
+        keys = ("environment.name=boxes", "environment.options.boxes=5", *changes)
+        return rungs_out_of_reach(config_file.load(config_file.find(None), list(keys)))
+
+    ladder = "environment.ladder=boxes"
+    assert not said("learner.steps=20")
+    assert not said(ladder, "learner.steps=21")
+    assert not said(ladder, "learner.steps=0")
+    assert "the 2 rungs before the last take 20 steps, and the run has 20" in said(
+        ladder, "learner.steps=20"
+    )
 
 
 def test_a_curriculum_needs_an_easier_rung() -> None:

@@ -29,6 +29,7 @@ from mage_async.assembly import (
     edit_note,
     edited,
     own_sources,
+    rungs_out_of_reach,
     with_warm_start,
 )
 from mage_async.config import config_file
@@ -141,6 +142,8 @@ def start_run(
     resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
     if config.warm_start and not resolved.warm_start:
         say(f"warm_start: none, because {config.environment.name} plays its own episodes")
+    if sentence := rungs_out_of_reach(config):
+        say(sentence)
     asked, default = config.warm_start, FromScriptIfAny()
     if isinstance(asked, FromScriptIfAny) and isinstance(resolved.warm_start, FromWinStay):
         for key in ("gate", "max_steps"):
