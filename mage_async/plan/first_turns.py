@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from mage_async.assembly import environment_of, named_parts, trial_config_of
+from mage_async.completion import Sampling
 from mage_async.config.schema import Config, Embedded
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
@@ -52,6 +53,10 @@ class FirstTurns:
 
     num_valid: int
     num_actions: int
+    num_cut: int
+    """Number of actions that ended at `most_tokens`, without a tag or stop token of their own."""
+    most_tokens: int
+    """Value of `transcript.max_action_tokens`."""
     example: str
     """Text of one action; of an invalid one, if there is any."""
     turn_s: float
@@ -65,9 +70,10 @@ class FirstTurns:
         """Return the result as a sentence for people."""
         is_all = self.num_valid == self.num_actions
         kind = "one" if is_all else "one that was not"
+        cut = f"{self.num_cut} were cut at transcript.max_action_tokens = {self.most_tokens}; "
         return (
             f"{self.num_valid} of {self.num_actions} actions were valid; "
-            f"here is {kind}: {self.example!r}"
+            f"{cut if self.num_cut else ''}here is {kind}: {self.example!r}"
         )
 
 
@@ -146,7 +152,8 @@ def play_first_turns(
     )
     report(f"a turn of {size} trials took {turn_s:.1f} s; now timing an update of the learner")
     whole = _with_training(config, directory, pace, chat, now)
-    return _first_turns(runs, chat, (opening_s + turn_s) / NUM_TURNS * group / size, whole)
+    seconds = (opening_s + turn_s) / NUM_TURNS * group / size
+    return _first_turns(runs, chat, trial_config.sampling, seconds, whole)
 
 
 def _random_play(
@@ -241,16 +248,25 @@ def _play_turn(
 
 
 def _first_turns(
-    runs: Sequence[TrialInProgress], chat: ChatFormat, turn_s: float, pace: Pace | None
+    runs: Sequence[TrialInProgress],
+    chat: ChatFormat,
+    sampling: Sampling,
+    turn_s: float,
+    pace: Pace | None,
 ) -> FirstTurns:
     """Return the results of the trials, with the actions that the policy wrote."""
-    actions: list[tuple[bool, str]] = []
+    actions, num_cut, most = list[tuple[bool, str]](), 0, sampling.max_tokens
     for run in runs:
         run.cut_short()
         trial = run.trial()
         for turn in trial.turns:
             tokens = trial.segments[turn.segment].tokens[turn.start : turn.stop].tolist()
             if turn.kind is Kind.ACT:
-                actions.append((turn.is_valid, chat.decode(tokens)[:MAX_EXAMPLE_CHARS]))
+                text = chat.decode(tokens)
+                actions.append((turn.is_valid, text[:MAX_EXAMPLE_CHARS]))
+                # Where the transcript closes the tag, an action that was cut is valid.
+                is_ended = tokens[-1] in sampling.stop_tokens or "</action>" in text
+                num_cut += len(tokens) >= most and not is_ended
     _, example = min(actions, default=(True, ""))  # invalid (False) sorts first
-    return FirstTurns(sum(is_valid for is_valid, _ in actions), len(actions), example, turn_s, pace)
+    num_valid = sum(is_valid for is_valid, _ in actions)
+    return FirstTurns(num_valid, len(actions), num_cut, most, example, turn_s, pace)

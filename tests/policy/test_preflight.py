@@ -332,6 +332,19 @@ def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
     assert seen.example
 
 
+def test_actions_that_were_cut_are_counted_though_the_transcript_closes_them(
+    directory: Path,
+) -> None:
+    def make(trials: Sequence[TrialInProgress]) -> None:
+        for trial in trials:
+            make_calls(trial)
+
+    config = pretrained(directory, "sampling.restricted=false", "transcript.max_action_tokens=2")
+    seen = play_first_turns(config, directory, time.monotonic, make, print, in_time)
+    assert seen is not None
+    assert f"; {seen.num_cut} were cut at transcript.max_action_tokens = 2; " in seen.sentence()
+
+
 def test_no_turn_of_a_mix_is_played_if_a_part_is_a_program(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
