@@ -471,6 +471,19 @@ def test_a_class_may_use_all_of_stdout_and_prints_no_line_between_others(
         assert "\nx\n" not in said
 
 
+def test_a_class_that_changes_the_folder_leaves_the_path_of_the_policy_as_it_is(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = RARE.replace("SOMETIMES", "pass").replace("import time", "import os")
+    (vault / "rare.py").write_text(text.replace('return "go"', 'os.chdir("/"); return "go"'))
+    (vault / "model").mkdir()
+    (vault / "model" / "config.json").write_text("{}")
+    save_tokenizer(build_tokenizer(["left", "right", "go", "yes", "no"]), vault / "model")
+    assert main(["check", "rare:Rare", "--set", "policy.source=./model"]) == 0
+    assert "  random   +" in capsys.readouterr().out
+    assert Path.cwd() == vault
+
+
 def test_processes_that_a_class_leaves_running_end_with_the_command(vault: Path) -> None:
     text = RARE.replace("SOMETIMES", "pass").replace("import time", "import subprocess")
     begun = """if self.task == 0:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, chdir, contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -126,7 +126,6 @@ def start_run(
             f"a run needs Linux, which ends its processes when their parent dies, and this system "
             f"is {platform.system()}: start the run on a machine or in a container with Linux"
         )
-    folder = os.getcwd()
     check_start(config, is_resumed=is_resumed)
     # Before the run's directory is written, so that the next try finds it new. On a cluster the
     # nodes need SGLang, and this machine does not.
@@ -163,15 +162,14 @@ def start_run(
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
         say(f"{num_actors} actors: each computes, and this process may use {cores} cores")
     try:
-        with nullcontext() if printed is None else redirect_stdout(printed):
+        # A class may change the folder, from which processes import it.
+        with chdir("."), nullcontext() if printed is None else redirect_stdout(printed):
             rehearse_all(config, say, runner)
             check_length = partial(check_context_length, config)
             unless_a_call_hangs(check_length, config.environment.step_deadline_s, say)
     finally:
         if printed is not None and printed.num_lines:
             say(f"rehearsal: {printed.sentence()}")
-    # A class that was just played may have changed the folder, from which processes import it.
-    os.chdir(folder)
     sources = own_sources(config)
     if not is_resumed:  # a resumed run keeps the policy that it began with
         # With longer deadlines and a smaller batch, where the policy needs them.

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -154,7 +154,7 @@ def _print_check(asked: _Wanted, runner: "Runner") -> None:
     check_keys(config)
     printed, say = CountedOutput(sys.stdout), partial(print, file=sys.stdout, flush=True)
     deadline_s = config.environment.step_deadline_s
-    with redirect_stdout(printed):
+    with redirect_stdout(printed), chdir("."):  # a class may change the folder
         rehearse_all(config, say, runner)
         unless_a_call_hangs(partial(check_context_length, config), deadline_s, say)
     play = _Play(printed, say, deadline_s, time.monotonic() + TOTAL_S)
@@ -230,7 +230,7 @@ class _Play:
         from mage_services.processes.process import unless_a_call_hangs
 
         try:
-            with redirect_stdout(self.printed):
+            with redirect_stdout(self.printed), chdir("."):
                 return unless_a_call_hangs(function, self.deadline_s, self.say)
         except (EnvironmentFault, ConfigError, _OutOfTime) as fault:
             print(f"{label}: {fault}")
