@@ -113,7 +113,8 @@ def play_first_turns(
     # The number of trials: as many whole groups as fit into `MOST_CONTEXTS` and into a batch, but
     # at least one; and no more than `engine.max_contexts`, but at least one group.
     size = min(MOST_CONTEXTS // group or 1, admission.groups_per_step) * group
-    size = min(size, max(group, config.engine.max_contexts))
+    # All are open at the same time: one more than `environment.most_open` would wait for ever.
+    size = min(size, max(group, config.engine.max_contexts), config.environment.most_open or size)
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)
     chat = load_chat(directory, thinking=config.transcript.thinking)
     trial_config = trial_config_of(config, environment, chat, config.trial.episodes)

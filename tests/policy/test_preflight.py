@@ -367,6 +367,13 @@ def test_deadlines_follow_what_a_turn_takes(directory: Path) -> None:
     ]
 
 
+def test_no_more_first_trials_are_open_than_an_environment_may_have(directory: Path) -> None:
+    given = "environment.name=tests.helpers.known_players:SignedBoxes", "environment.most_open=2"
+    said: list[str] = []
+    run_preflight(pretrained(directory, *given), 1, said.append)
+    assert any("of 4 actions were valid" in line for line in said)
+
+
 def test_the_supervisor_looks_at_a_policy_through_a_process(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
