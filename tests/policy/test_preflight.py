@@ -18,7 +18,7 @@ from tokenizers.trainers import BpeTrainer
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Tiny
 from mage_async.environments.catalogue import load
-from mage_async.errors import ConfigError, DeterministicFailure, PolicyError
+from mage_async.errors import CallFault, ConfigError, DeterministicFailure, PolicyError
 from mage_async.inference.architecture import read_architecture
 from mage_async.inference.arithmetic import ARITHMETICS
 from mage_async.inference.chat_files import load_chat
@@ -365,6 +365,23 @@ def test_deadlines_follow_what_a_turn_takes(directory: Path) -> None:
         "engine.turn_deadline_s",
         "admission.grant_deadline_s",
     ]
+
+
+def test_a_fault_that_may_be_gone_at_another_try_does_not_keep_a_run_from_its_start(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> None:
+        raise fault
+
+    said: list[str] = []
+    order = PreflightOrder(config_file.as_tables(pretrained(directory)), 1, 0.0)
+    monkeypatch.setattr(first_turns, "play_first_turns", fail)
+    fault = CallFault("step() raised OSError: connection lost")
+    assert not preflight._preflight(order, said.append).sentence
+    assert said[-1].endswith("because of what an actor tries again: " + str(fault))
+    fault = CallFault("step() raised KeyError", mistake="KeyError in doors.py, line 3")
+    with pytest.raises(CallFault, match="KeyError"):
+        preflight._preflight(order, said.append)
 
 
 def test_no_more_first_trials_are_open_than_an_environment_may_have(directory: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained, Tiny, local_policy
-from mage_async.errors import DeterministicFailure, MageError
+from mage_async.errors import CallFault, DeterministicFailure, MageError
 from mage_async.plan.does_it_fit import (
     Contexts,
     Size,
@@ -248,6 +248,11 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
 
         try:
             turns = play_first_turns(config, directory, time.monotonic, make, report, in_time)
+        except CallFault as fault:
+            if fault.mistake:
+                raise
+            report(f"no first turns are measured, because of what an actor tries again: {fault}")
+            turns = None
         finally:
             runner.run(end())
     if turns is None:
