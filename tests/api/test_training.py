@@ -230,6 +230,16 @@ class Hanging:
 
     def step(self, action):
         raise AssertionError
+
+class Pondering(Hanging):
+    def reset(self, seed, task):
+        return "no"
+
+    def step(self, action):
+        return action, 1.0, True
+
+    def script(self, source):
+        return lambda observation: Hanging.reset(self, 0, 0)
 """
 SILENT_CHILD = """
 import os, pathlib, threading
@@ -238,7 +248,7 @@ threading.Event().wait()
 """
 
 
-@pytest.mark.parametrize("where", ["rehearsal", "preflight"])
+@pytest.mark.parametrize("where", ["rehearsal", "script", "preflight"])
 def test_ctrl_c_ends_what_is_played_before_the_run(tmp_path, monkeypatch, capsys, where):
     def interrupt():
         while not (tmp_path / "begun").exists():
@@ -246,13 +256,15 @@ def test_ctrl_c_ends_what_is_played_before_the_run(tmp_path, monkeypatch, capsys
         os.kill(os.getpid(), signal.SIGINT)
 
     (tmp_path / "hanging.py").write_text(HANGING)
+    monkeypatch.delitem(sys.modules, "hanging", raising=False)
     (tmp_path / "silent_child.py").write_text(SILENT_CHILD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(preflight, "MODULE", "silent_child")
     keys = {"learner.device": "cuda"}
-    if where == "rehearsal":
-        keys = {"environment.name": "hanging:Hanging", "environment.step_deadline_s": 1000.0}
+    if where != "preflight":
+        name = {"rehearsal": "Hanging", "script": "Pondering"}[where]
+        keys = {"environment.name": f"hanging:{name}", "environment.step_deadline_s": 1000.0}
     began = time.monotonic()
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):

@@ -32,7 +32,7 @@ from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.allowed_tokens import action_tokens
 from mage_services.environments.call_runner import CallRunner
-from mage_services.processes.process import Runner
+from mage_services.processes.process import Runner, watched
 
 QUIET_S = 5.0
 """Seconds without a printed line after which a line of progress is printed."""
@@ -87,12 +87,13 @@ async def rehearse(
         go_on = partial(playing.send, None)  # starts the generator
         while True:
             try:
-                call = go_on()
-            except StopIteration as end:
-                longest = end.value
-                break
+                # In a thread, because the class's script chooses actions, and may never return.
+                call = await watched(partial(_next, go_on), progress.deadline_s, say)
             except CallFault as fault:
                 raise ConfigError(f"environment {name!r}: {fault}") from fault
+            if isinstance(call, Longest):
+                longest = call
+                break
             began = time.monotonic()
             try:
                 answered = await progress.perform(call)
@@ -104,6 +105,15 @@ async def rehearse(
                 seconds[call.name].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_context_needed(config, name, environment, longest, legal.longest)}")
+
+
+def _next(go_on: Callable[[], Call]) -> Call | Longest:
+    """Return the next call of a rehearsal, or at its end the longest observations."""
+    try:
+        return go_on()
+    except StopIteration as end:
+        longest: Longest = end.value
+        return longest
 
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
@@ -164,7 +174,7 @@ class _Progress:
     """Make the calls of a rehearsal; print a line whenever none was printed for `QUIET_S`."""
 
     def __init__(self, workers: CallRunner, deadline_s: float, say: Callable[[str], None]) -> None:
-        self._workers, self._deadline_s, self._say, self._num_calls = workers, deadline_s, say, 0
+        self._workers, self.deadline_s, self._say, self._num_calls = workers, deadline_s, say, 0
         self._said_at = time.monotonic()
 
     async def perform(self, call: Call) -> Answered:
@@ -188,7 +198,7 @@ class _Progress:
             self._say(
                 f"rehearsal: {self._num_calls} calls made; {call.name} has taken "
                 f"{now - began:.0f} s so far, of environment.step_deadline_s = "
-                f"{self._deadline_s:g} s"
+                f"{self.deadline_s:g} s"
             )
             self._said_at = time.monotonic()
 

@@ -166,7 +166,7 @@ def start_run(
         with chdir("."), nullcontext() if printed is None else redirect_stdout(printed):
             rehearse_all(config, say, runner)
             check_length = partial(check_context_length, config)
-            unless_a_call_hangs(check_length, config.environment.step_deadline_s, say)
+            unless_a_call_hangs(check_length, config.environment.step_deadline_s, say, runner)
     finally:
         if printed is not None and printed.num_lines:
             say(f"rehearsal: {printed.sentence()}")

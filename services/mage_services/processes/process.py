@@ -43,6 +43,7 @@ from mage_services.processes.child_process import (
     BlockingChannel,
     die_with_parent,
     inherited_socket,
+    settle,
 )
 from mage_services.terminal import LastingOutput
 
@@ -525,35 +526,52 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
 
 
 def unless_a_call_hangs(
-    function: Callable[[], T], deadline_s: float, say: Callable[[str], None]
+    function: Callable[[], T],
+    deadline_s: float,
+    say: Callable[[str], None],
+    wait: Runner = asyncio.run,
 ) -> T:
     """Call a function that makes calls without an event loop (`Call.now`), and return its result.
 
-    The function runs in a daemon thread, which is abandoned if a call hangs.
+    The function runs in a daemon thread, which is abandoned if a call hangs, or `wait` is cancelled.
 
     Args:
         deadline_s: Seconds after which a call hangs.
         say: Called with a line about a call that has not returned, every `LOOK_S` seconds; and,
             ever more rarely, about play that goes on.
+        wait: Waits for the function, and may cancel that.
 
     Raises:
         CallFault: a call took longer than the deadline.
     """
-    results, num_looks = SimpleQueue[tuple[Any, BaseException | None]](), Counter[int]()
+    result: T = wait(watched(function, deadline_s, say))
+    return result
+
+
+async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[str], None]) -> T:
+    """Await what a function returns, as `unless_a_call_hangs` does; cancellation abandons it."""
+    loop, num_looks = asyncio.get_running_loop(), Counter[int]()
+    # A future cannot hold every exception.
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     hung = list(made_now.values())  # of functions that were abandoned before
 
     def run() -> None:
+        """Run the function, and hand over what it returns or raises."""
+        value, error = None, None
         try:
-            results.put((function(), None))
-        except BaseException as error:  # raised again below
-            results.put((None, error))
+            value = function()
+        except BaseException as caught:  # raised again below
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed: the function was abandoned
+            loop.call_soon_threadsafe(settle, ended, None, (value, error))
 
     threading.Thread(target=run, daemon=True, name="play").start()
     look_s = min(LOOK_S, deadline_s)
     played_s, say_at_s = 0.0, LOOK_S
     while True:
-        with suppress(Empty):
-            value, error = results.get(timeout=look_s)
+        await asyncio.wait([ended], timeout=look_s)
+        if ended.done():
+            value, error = ended.result()
             if error is not None:
                 raise error
             returned: T = value
