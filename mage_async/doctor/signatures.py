@@ -660,7 +660,8 @@ def swap_harmless(config: Config, evaluation: Record) -> Sightings:
 
 
 def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
-    """Yield a sighting if the last episode earns as much in a control set as in the held-out set.
+    """Yield a sighting if no loss is shown of the last episode in a control set, against the
+    held-out set.
 
     A difference counts if it exceeds its 95 % half-width.
     """
@@ -673,7 +674,8 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
     if full - reduced <= half_width:
         earns, keeps, half = texts(full, reduced, half_width)
         yield Sighting(
-            f"held-out, the last episode earns {earns}, and {how} {keeps} (± {half[1:]})"
+            f"held-out, the last episode earns {earns}, and {how} {keeps}: no loss beyond the "
+            f"interval of the difference, ± {half[1:]}"
         )
 
 

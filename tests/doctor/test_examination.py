@@ -58,6 +58,9 @@ def test_a_control_that_takes_nothing_away_is_found(
 ) -> None:
     found = doctor().evaluated(evaluation(*returns))
     assert [(each.name, each.onset) for each in found] == [(name, 60) for name in names]
+    assert all(
+        "no loss beyond the interval of the difference, ± 0.03" in str(each) for each in found
+    )
 
 
 def test_returns_in_a_small_unit_are_compared_with_more_digits_than_zeros() -> None:
