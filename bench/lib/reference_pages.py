@@ -33,7 +33,8 @@ cores: all of its weights are trained. `mage train --set policy.source=DIR --pri
 the values of a run. With `--set` a key is written with its section: `--set learner.steps=60`. A
 table that has a key `kind` or `estimator` may be written as that kind alone, as in
 `learner.correction = "tis"`. The kinds of corrections, credits, estimators, matchmakers, weight
-transports and trackers may also be a class of your own, `"module:Class"`.
+transports and trackers may also be a class of your own, `"module:Class"`
+([how to write one](methods.md#your-own)).
 """
 """Text of the page of keys before its tables."""
 STEP_METRICS = f"""\
