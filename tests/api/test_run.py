@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from types import SimpleNamespace
 
 import pytest
+import tomli_w
 
 import mage_async as mage
 from mage_async.config import config_file
@@ -161,6 +163,17 @@ def test_an_older_checkpoint_is_evaluated_into_a_folder_of_its_own_and_pushed_wi
     assert write_folder(fallen, tmp_path / "pushed", checkpoint="best") == 2
     scores = json.loads((tmp_path / "pushed" / "summary.json").read_text())["evaluation"]
     assert scores["heldout"]["num_trials"] == 2
+
+
+def test_a_policy_is_played_where_the_loss_that_trained_it_cannot_be_imported(tmp_path):
+    run = unpack("finished", tmp_path)
+    tables = tomllib.loads(run.config.read_text())
+    tables["credit"]["kind"] = "elsewhere:Credit"
+    tables["learner"]["correction"] = {"kind": "elsewhere:Loss", "power": 2.0}
+    run.config.write_text(tomli_w.dumps(tables))
+    loaded = mage.load(run.root)
+    assert {row["set"] for row in rows(loaded.evaluate(2))} >= {"train", "heldout"}
+    assert loaded.policy().config.learner.correction.kind == "elsewhere:Loss"
 
 
 def test_an_evaluation_says_that_later_steps_are_in_no_checkpoint(tmp_path, capsys):

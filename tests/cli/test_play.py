@@ -134,7 +134,7 @@ def test_a_person_and_the_agent_stand_in_one_table():
 def test_a_wrong_member_is_answered_with_the_closest_and_the_first_few(tmp_path, monkeypatch):
     monkeypatch.setattr(RunDirectory, "check_policy", lambda run: None)
     config = config_file.load(config_file.find(None), ["environment.name=scout"])
-    monkeypatch.setattr(config_file, "load_recorded", lambda file: config)
+    monkeypatch.setattr(config_file, "load_recorded", lambda file, **more: config)
     known = [name for split in ("train", "heldout") for name in load("scout").members(split)]
     assert len(known) > MAX_SHOWN
     with pytest.raises(ConfigError) as refused:
@@ -151,7 +151,7 @@ def test_more_episodes_than_in_training_get_a_longer_context(
 ):
     config = config_file.load(config_file.find(None), [])
     monkeypatch.setattr(RunDirectory, "check_policy", lambda run: None)
-    monkeypatch.setattr(config_file, "load_recorded", lambda file: config)
+    monkeypatch.setattr(config_file, "load_recorded", lambda file, **more: config)
     monkeypatch.setattr(play_session, "chosen_policy", lambda *_: (tmp_path, 0))
     monkeypatch.setattr(
         "mage_async.inference.chat_files.load_chat", lambda *_, **__: chat_in_words()

@@ -64,7 +64,7 @@ def prepare(
         ConfigError: there is no such member.
     """
     run.check_policy()
-    config = config_file.load_recorded(run.config)
+    config = config_file.load_recorded(run.config, imports=False)
     environment = environment_of(config)
     if member is not None:
         _check_member(environment, member)

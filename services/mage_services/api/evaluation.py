@@ -93,7 +93,7 @@ def evaluate(
         subfolders += [folder_of(environment, assignments)]
         name = f"environment.name={json.dumps(environment)}"
         changes = [name, "environment.options={}", *assignments]
-    config = config_file.load_recorded(run.config, changes)
+    config = config_file.load_recorded(run.config, changes, imports=False)
     trials = trials or config.evaluation.final_trials
     episodes = episodes or config.evaluation.episodes
     if episodes != config.evaluation.episodes:

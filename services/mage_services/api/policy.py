@@ -40,7 +40,7 @@ class Policy:
         self, run: RunDirectory, assignments: Sequence[str] = (), checkpoint: str = "newest"
     ) -> None:
         run.check_policy()
-        self.config = config_file.load_recorded(run.config, assignments)
+        self.config = config_file.load_recorded(run.config, assignments, imports=False)
         self.path, self.version = chosen_policy(run, self.config, checkpoint)
 
     def model(self) -> Any:

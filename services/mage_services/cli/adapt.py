@@ -277,7 +277,7 @@ def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     from mage_services.actor.play_session import chosen_policy
 
     run.check_policy()
-    own = config_file.load_recorded(run.config)
+    own = config_file.load_recorded(run.config, imports=False)
     policy, version = chosen_policy(run, own, given.checkpoint or "newest")
     own_name = own.environment.name
     games = _games_of(given.games or own_name, given.option)
@@ -289,7 +289,7 @@ def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     def config(name: str, options: dict[str, Any]) -> "Config":
         """Return the run's configuration for a game; check that the policy knows its words."""
         keys = [*_assignments(given, name, options), *given.set]
-        found = config_file.load_recorded(run.config, keys)
+        found = config_file.load_recorded(run.config, keys, imports=False)
         check_words(found, policy)
         return found
 
