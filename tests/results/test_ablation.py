@@ -166,6 +166,8 @@ def test_the_page_shows_every_setting_with_its_interval():
     checker.feed(page)
     assert "18 of 20 runs" in page
     assert "slots 2, ppo" in page
+    for column in ("dropped share", "wasted share", "long over short"):
+        assert f"{column.removesuffix(' share').capitalize()}: " in page, "a note explains it"
     assert "± 0.0248" in page  # of 0.70, 0.71, 0.72: 4.303 * 0.01 / sqrt(3)
     assert "src=" not in page
 
