@@ -23,7 +23,7 @@ from mage_async.pages.curves import curve_points
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
 from mage_async.results import intervals
-from mage_async.results.intervals import interval
+from mage_async.results.intervals import half_text, interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document, read_records
 from mage_async.trajectory import num_decimals
@@ -350,10 +350,13 @@ def _mean(arm: Arm, *path: str | int) -> str:
 
 
 def _interval_text(values: Sequence[float]) -> str:
-    """Return a mean and its half-width as text."""
+    """Return a mean and its half-width as text; "± ?" if all values are equal, perhaps by chance:
+    they say nothing of their spread.
+    """
     mean, half = interval(values)  # the half-width of a single value is NaN
     digits = num_decimals((mean, half))
-    return signed(mean, digits) + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+    shown = "" if math.isnan(half) else f" ± {half_text(half or math.nan, digits)}"
+    return signed(mean, digits) + shown
 
 
 def _plain(arm: Arm, *path: str) -> str:

@@ -188,13 +188,18 @@ def _difference_table(groups: Mapping[str, Sequence[FinishedRun]]) -> Table | No
 
 
 def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
-    """Return the mean of a figure over runs, with its 95 % half-width if it varies."""
+    """Return the mean of a figure over runs, with its 95 % half-width if it varies. Returns that
+    are equal, perhaps by chance, have "± ?".
+    """
     known = [value for value in figures if math.isfinite(value)]
     if not known:
         return TableCell("–")
     mean, half = interval(known)
     is_exact = math.isnan(half) or half <= 1e-6 * abs(mean)
-    text = signed(mean, num_decimals((mean, half))) if name.endswith("return") else figure(mean)
+    is_return = name.endswith("return")
+    text = signed(mean, num_decimals((mean, half))) if is_return else figure(mean)
+    if is_return and half == 0:
+        return TableCell(text, "± ?")
     return TableCell(text, "" if is_exact else f"± {figure(half)}")
 
 

@@ -48,6 +48,11 @@ def test_an_arm_is_the_runs_that_differ_in_nothing_but_their_seed(runs):
     assert found[0].label == "episode_discount 0.6"
 
 
+def test_equal_returns_have_no_known_interval(runs):
+    (line,) = lines([runs[0], runs[0]])
+    assert line["last"].endswith(" ± ?")
+
+
 def test_runs_with_two_versions_of_a_class_are_two_arms(runs):
     same = runs[:3]
     digests = ({"my:Loss": "0a"}, {"my:Loss": "0a"}, {"my:Loss": "1b"})

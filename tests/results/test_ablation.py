@@ -172,6 +172,16 @@ def test_the_page_shows_every_setting_with_its_interval():
     assert "src=" not in page
 
 
+def test_equal_returns_have_no_known_interval():
+    setting = staleness_setting("slots", "decoupled", 0, 1)
+    equal, varied = (
+        [finished(setting, seed, 0.7 + step * seed) for seed in range(2)] for step in (0.0, 0.1)
+    )
+    assert "± ?" in render_matrix(equal, num_cells=2, title="quickstart")
+    # `train_last_return` is equal in both.
+    assert render_matrix(varied, num_cells=2, title="quickstart").count("± ?") == 1
+
+
 def test_the_page_has_the_differences_to_the_first_setting_seed_by_seed():
     last = {"decoupled": (0.1, 0.5, 0.9), "ppo": (0.0, 0.4, 0.77)}
     runs = [
