@@ -156,8 +156,9 @@ def _print_check(asked: _Wanted, runner: "Runner") -> None:
     deadline_s = config.environment.step_deadline_s
     with redirect_stdout(printed), chdir("."):  # a class may change the folder
         rehearse_all(config, say, runner)
-        unless_a_call_hangs(partial(check_context_length, config), deadline_s, say)
-    play = _Play(printed, say, deadline_s, time.monotonic() + TOTAL_S)
+        check_length = partial(check_context_length, config)
+        unless_a_call_hangs(check_length, deadline_s, say, runner)
+    play = _Play(printed, say, deadline_s, runner, time.monotonic() + TOTAL_S)
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
             print(f"{name} is a program, which only a run can play: `{_first_step(asked)}`")
@@ -192,6 +193,8 @@ class _Play:
     """Takes a line about a call that has not returned."""
     deadline_s: float
     """Seconds after which a call of the class hangs."""
+    runner: "Runner"
+    """Waits for what is played."""
     ends_at: float
     """When all play ends, by the machine's monotonic clock."""
     faults: list[str] = field(default_factory=list)
@@ -231,7 +234,7 @@ class _Play:
 
         try:
             with redirect_stdout(self.printed), chdir("."):
-                return unless_a_call_hangs(function, self.deadline_s, self.say)
+                return unless_a_call_hangs(function, self.deadline_s, self.say, self.runner)
         except (EnvironmentFault, ConfigError, _OutOfTime) as fault:
             print(f"{label}: {fault}")
             if isinstance(fault, EnvironmentFault) and fault.kind != WAITS:

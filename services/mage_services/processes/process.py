@@ -533,7 +533,7 @@ def unless_a_call_hangs(
 ) -> T:
     """Call a function that makes calls without an event loop (`Call.now`), and return its result.
 
-    The function runs in a daemon thread, which is abandoned if a call hangs, or `wait` is cancelled.
+    It runs in a daemon thread, which is abandoned if a call hangs, or `wait` is cancelled.
 
     Args:
         deadline_s: Seconds after which a call hangs.
