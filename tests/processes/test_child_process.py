@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mage_services.processes.child_process import (
     ChildProcess,
     dying_with_parent,
     end_in_words,
+    ending_descendants,
     frame,
     last_line,
     members,
@@ -99,6 +101,15 @@ began.wait()
     end = time.monotonic() + PATIENCE_S
     while members(message["began"]):
         assert time.monotonic() < end
+
+
+def test_another_thread_may_end_what_is_left_running() -> None:
+    def end() -> None:
+        with ending_descendants():
+            pass
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(end).result()
 
 
 def test_a_child_that_ends_badly_is_an_error_with_its_name() -> None:

@@ -589,11 +589,14 @@ def ending_descendants() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    handler = signal.signal(signal.SIGTERM, terminate)
+    # Other threads, as of a notebook, handle no signals.
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGTERM, terminate) if is_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+        if is_main:
+            signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
         if left := _left_since(before):
             time.sleep(LEAVE_S)  # some may be about to end
             left = _left_since(before)
