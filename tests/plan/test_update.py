@@ -52,7 +52,7 @@ def test_a_batch_holds_the_tokens_of_actions_strategies_reflections_and_notes(
 def seen_on_real_tensors(config: Config) -> tuple[int, float]:
     """Peak bytes and operations of the second update of a real learner."""
     shape, batch = shape_of(config), Batch.of(config)
-    segments = made_up(batch.lengths_of_one_pass(config), batch, shape.config.vocab_size)
+    segments = made_up(batch.micro_batch_lengths(config), batch, shape.config.vocab_size)
     with Trace(shape.config.vocab_size) as trace:
         dtype = getattr(torch, config.policy.dtype)
         model = AutoModelForCausalLM.from_config(
@@ -77,16 +77,16 @@ def test_peak_and_operations_are_those_of_a_real_update(changes: tuple[str, ...]
     peak, flops = seen_on_real_tensors(config)
     update = update_of(config, shape, batch)
     assert update.parts.total() == pytest.approx(peak, rel=0.01)
-    tokens = sum(batch.lengths_of_one_pass(config))
+    tokens = sum(batch.micro_batch_lengths(config))
     assert update.token_flops * tokens == pytest.approx(flops, rel=0.01)
 
 
 def test_the_planned_micro_batch_is_as_full_as_shorter_trials_make_one() -> None:
     config, batch = small("learner.max_tokens_per_microbatch=400"), Batch(8, 160, 40)
-    assert batch.lengths_of_one_pass(config) == [160, 160, 80]
+    assert batch.micro_batch_lengths(config) == [160, 160, 80]
     assert [each.places.size for each in made_up([160, 80], batch, 9)] == [40, 20]
-    assert batch.lengths_of_one_pass(small("learner.max_tokens_per_microbatch=4000")) == [160] * 8
-    assert batch.lengths_of_one_pass(small()) == [160] * 8
+    assert batch.micro_batch_lengths(small("learner.max_tokens_per_microbatch=4000")) == [160] * 8
+    assert batch.micro_batch_lengths(small()) == [160] * 8
 
 
 def test_parts_are_the_tensors_that_they_are_named_after() -> None:
