@@ -2,8 +2,8 @@
 
 Rules: a task draws a structure (eleven of them: a hidden mapping, an arm that pays, an opponent
 with a pattern, …), its size, its words for things, actions and answers, its phrasing and layout,
-and whether a reply names the right action or only right and wrong. All of it, and what is hidden,
-stays the same in all episodes of a task. A policy memorises everything that all tasks share, so the
+and whether a reply names the right action or only right and wrong. These, and the hidden object,
+stay the same in all episodes of a task. A policy memorises everything that all tasks share, so the
 tasks share as little as possible. A return lies between 0 and 1. There is no chance.
 
 Held-out tasks differ from training tasks in one of three ways, by the option `heldout`: other words
@@ -271,8 +271,8 @@ def _maze(look: Look, hidden: Hidden) -> Episode:
 
 
 def _category_rules(look: Look) -> list[Hidden]:
-    """Return every rule: the place of the word of a pair that matters (0 or 1), and then the action
-    for each value of that word. Not all values have the same action.
+    """Return every rule: which word of a pair matters, 0 for the first or 1 for the second, and
+    then the action for each value of that word. Rules with one action for all values are left out.
     """
     # Half of the things are the values of the first word, the others those of the second.
     actions = itertools.product(look.actions[:2], repeat=len(look.things) // 2)
@@ -470,7 +470,7 @@ STRUCTURES = {
     ),
 }
 HELD_OUT = ("search", "lock", "trap")
-"""Structures that training has only if it names them."""
+"""Structures that are trained on only if the option `structures` names them."""
 TRAINED = tuple(name for name in STRUCTURES if name not in HELD_OUT)
 """Structures to train on by default."""
 
@@ -553,7 +553,7 @@ def _parts(member: str) -> tuple[str, str]:
     split, _, rest = member.removesuffix(TWIN).partition("-")
     name, _, number = rest.partition("-")
     if name not in STRUCTURES or split not in ("train", *get_args(Heldout)) or not number.isdigit():
-        raise EnvironmentFault(f"family: no game is called {member!r}, as is e.g. 'train-arm-0'")
+        raise EnvironmentFault(f"family: no game is called {member!r}; one is called 'train-arm-0'")
     return split, name
 
 
@@ -604,12 +604,11 @@ class FamilyPlay(SoloPlay):
 
 @dataclass(slots=True)
 class FamilyScript(TrialScript[FamilyPlay]):
-    """Play by inference over all that may still be hidden after the replies so far; a sample of 64
-    of it decides.
+    """Play by inference: collect the candidates, the hidden objects that agree with the replies so
+    far, and draw a sample of 64 of them.
 
-    The script takes the action with the largest reward on average over the sample. In a maze, a
-    search and a code, which pay late, it follows the rule that stands at the structure's name in
-    `action`.
+    The script takes the action with the largest mean reward over the sample. A maze, a search and a
+    code pay late: for each of them `action` has a rule of its own.
     """
 
     remembers: bool = True
@@ -633,7 +632,7 @@ class FamilyScript(TrialScript[FamilyPlay]):
         if play.game.structure == "maze":
             return self._way(play, legal, [hidden[0] for hidden in candidates])
         if play.game.structure == "search":
-            # The middle place leaves the fewest, on whichever side the hidden one lies.
+            # After a guess at the middle place, at most half of the candidates are left.
             places: list[int] = sorted(hidden[0] for hidden in candidates)
             return play.game.look.things[places[len(places) // 2]]
         if play.game.structure == "code":
@@ -699,7 +698,7 @@ class Family(Game[str]):
             its own.
 
     Raises:
-        ConfigError: an option is out of its range, or no structure or one twice is named.
+        ConfigError: an option is out of its range, or `structures` is empty or names one twice.
     """
 
     num_reference_trials = 64
@@ -769,15 +768,15 @@ class Family(Game[str]):
         return FamilyScript(source)
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the twin: the same game, in which what is hidden agrees as little as possible."""
+        """Return the twin: the same game with another hidden object, as different as possible."""
         return (member[:-1] if member.endswith(TWIN) else member + TWIN,)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return returns per episode, in the mean over the first 64 games of the split.
 
-        `random` takes any action, and `known` knows what is hidden; these are exact for those
-        games. `without_memory` and `with_memory` are means over one trial of `FamilyScript` in each
-        of the games.
+        `random` takes any action, and `known` knows the hidden object; these returns are exact for
+        those games. `without_memory` and `with_memory` are means over one trial of `FamilyScript`
+        in each of the games.
         """
         members = self.members(split)[: self.num_reference_trials]
         random_return = sum(_random_return(self.game(each)) for each in members) / len(members)

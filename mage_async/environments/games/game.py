@@ -185,7 +185,7 @@ class Game(Environment, Generic[V]):
         if member not in self._variants:
             name, example = self.facts.name, next(iter(self._splits["train"]))
             raise EnvironmentFault(
-                f"{name}: no {self._noun} is called {member!r}, as is e.g. {example!r}"
+                f"{name}: no {self._noun} is called {member!r}; one is called {example!r}"
             )
         return self._variants[member]
 

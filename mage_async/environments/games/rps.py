@@ -322,7 +322,7 @@ def _opponent(member: str) -> Opponent:
     """Return an opponent by name; raise an `EnvironmentFault` if there is none."""
     if member not in _OPPONENTS:
         raise EnvironmentFault(
-            f"rps: no opponent is called {member!r}, as is e.g. {TRAIN[0].name!r}"
+            f"rps: no opponent is called {member!r}; one is called {TRAIN[0].name!r}"
         )
     return _OPPONENTS[member]
 

@@ -103,7 +103,7 @@ def test_swapped_decks_do_not_look_alike() -> None:
 
 
 def test_an_unknown_deck_is_a_fault() -> None:
-    with pytest.raises(EnvironmentFault, match="no deck is called 'deck-512', as is "):
+    with pytest.raises(EnvironmentFault, match="no deck is called 'deck-512'; one is called "):
         Blackjack().begin(Task("blackjack", "deck-512", 0), 0)
 
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused() -> None:
         catalogue.load("numberlock", dials=4, digits=4)
     with pytest.raises(ConfigError, match="wordle: `words` must be a whole number from 8 to 96"):
         catalogue.load("wordle", words=97)
-    with pytest.raises(EnvironmentFault, match="no code is called 'stones', as is "):
+    with pytest.raises(EnvironmentFault, match="no code is called 'stones'; one is called "):
         catalogue.load("wordle").begin(Task("wordle", "stones", 0), 0)
 
 
