@@ -1,7 +1,7 @@
 """Let the horizon of trials grow in stages: ScalingInter-RL (AgentGym-RL, arXiv 2509.08755).
 
-An episode has at most `h = turns[min(version // steps, last)]` actions, as by `StepRoundsScheduler`
-of the authors' code (8, 12, 15 in stages of 80 steps for WebArena; in stages of 100 steps 10, 20,
+An episode has at most `h = turns[min(version // steps, last)]` actions, as in the authors'
+`StepRoundsScheduler` (8, 12, 15 in stages of 80 steps for WebArena; in stages of 100 steps 10, 20,
 30 for SciWorld and TextCraft, 6, 13, 20 for BabyAI and 5, 8, 10 for search). The policy first
 learns what few turns can do, and explores later. Here the number of episodes of a trial may grow by
 the same rule. An episode that is cut off keeps what it has earned.
@@ -44,12 +44,13 @@ class ScalingInter(Method):
     }
 
     def check(self) -> None:
-        """Check that the stages grow to the configured trial, and that all seats can follow them.
+        """Check that the stages grow to the configured trial, and that no opponent remembers
+        episodes that the stages would end early.
 
         Raises:
             ConfigError: there are no stages, they shrink, their turns limit no episode, their
-                episodes do not end with `trial.episodes`, or their turns would end the episodes of
-                one seat of two.
+                episodes do not end with `trial.episodes`, or there are turns although the opponent
+                is a policy that remembers earlier episodes.
         """
         settings, num_episodes = self.settings, self.config.trial.episodes
         if not settings.turns and not settings.episodes:
@@ -78,8 +79,9 @@ class ScalingInter(Method):
         self_playing = overriding(self.config, "self_play_share")
         if settings.turns and (self_playing or self.config.population.rivals_remember):
             raise ConfigError(
-                "methods.scaling_inter.turns ends an episode for the agent alone, and here both "
-                "sides go on to the next: leave the key out, or set population.rivals_remember = "
+                "methods.scaling_inter.turns ends an episode for the agent alone, but here the "
+                "opponent remembers the episode and has to finish it before the next one: leave "
+                "the key out, or set population.rivals_remember = "
                 f"false{''.join(f' and leave methods.{name} out' for name in self_playing)}"
             )
 

@@ -1,4 +1,4 @@
-"""Ask an expert at each action, and train on its answers: StepAgent (arXiv 2411.03817).
+"""Ask an expert at each turn, and train on its answers: StepAgent (arXiv 2411.03817).
 
 The method has two forms (`docs/methods/stepagent.md`). "implicit" adds a preference loss on the
 first token in which the expert's action differs from the policy's (`preference.py`); "irl" pays
@@ -48,9 +48,9 @@ class Settings(Section):
     """With "implicit": after every so many steps the policy becomes the reference policy. 0: the
     reference policy is always the one that training began with."""
     states: Literal["policy", "expert"] = "policy"
-    """With "irl": what the discriminator learns of the expert: "policy", its actions in the states
-    that the policy reached; "expert", for scripts only, the steps of trials that the expert plays
-    itself, on the same tasks."""
+    """With "irl": the expert's steps on which the discriminator is fitted: "policy", its actions in
+    the states that the policy reached; "expert", for scripts only, the steps of trials that the
+    expert plays itself, on the same tasks."""
     smoothing: Positive = 1.0
     """With "irl": weight decay of the discriminator. Half of it times the squared weights is added
     to the cross-entropy summed over steps; the smaller it is, the closer is the fit."""
@@ -67,7 +67,7 @@ class StepAgent(Method):
     metrics: ClassVar = {
         "expert_agreement": (
             "share",
-            "Actions equal to those of the expert, of all at which the expert knew one.",
+            "Actions equal to those of the expert, among all for which the expert knew one.",
         ),
         "expert_loss": (
             "1",
@@ -189,7 +189,7 @@ MAX_ACTION_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ScriptedExpert:
-    """Advise by the environment's script; what it chooses is checked."""
+    """Advise by the environment's script, whose choices are checked."""
 
     script: Script
 
@@ -226,7 +226,7 @@ class _Turn(msgspec.Struct):
 
 
 class _Row(msgspec.Struct):
-    """Describe the fields that are read of a line of `mage journal --export FILE.jsonl`."""
+    """Describe the fields that are read from a line of `mage journal --export FILE.jsonl`."""
 
     environment: str
     member: str
@@ -298,7 +298,7 @@ def _best(rows: Sequence[_Row]) -> dict[Place, str]:
 Step = tuple[str, str]
 """The text of a state, `Turn.anchor`, and an action."""
 MOST_WORDS = 512
-"""Largest number of words of a state that are features; the words behind them are not read."""
+"""Largest number of words of a state that become features; later words are left out."""
 _ROUNDS = 300
 """Iterations of the fit."""
 
@@ -313,10 +313,11 @@ def fitted_log_odds(
 
         D(s, a) = p_E(s, a) / (p_E(s, a) + p(s, a))
 
-    and a turn is paid its log-odds, log D - log (1 - D) = log p_E - log p: 0 where nobody can tell
-    the two apart, so that an episode's length is neither paid nor charged, as it would be by GAIL's
-    own -log (1 - D). With `states = "expert"` they act in different states, and p_E and p are the
-    probabilities of state and action together (`step_rewards` weights the expert's counts).
+    and a turn is paid its log-odds, log D - log (1 - D) = log p_E - log p, which is 0 where nobody
+    can tell the two apart. So an episode does not earn more or less by its length alone; with
+    GAIL's own reward, -log (1 - D), it would. With `states = "expert"` they act in different
+    states, and p_E and p are the probabilities of state and action together (`step_rewards` weights
+    the expert's counts).
 
     D is a logistic regression on the text of a step: the action, the state with the action, and
     each word of the state at its place with the action. It is fitted to the steps of one batch,
@@ -380,9 +381,9 @@ def step_rewards(
     if expert is None:
         expert = Counter(theirs for theirs, _ in pairs)
     policy = Counter(own for _, own in pairs)
-    # An expert that plays itself takes more or fewer steps than the policy. With raw counts every
-    # turn would also be paid the log of the ratio of both numbers, so that an episode's length
-    # would be paid or charged.
+    # An expert that plays itself takes more or fewer steps than the policy. With raw counts, the
+    # log of the ratio of these numbers would be added to the reward of every turn, and an episode
+    # would earn more or less by its length alone.
     weight = len(pairs) / max(1, expert.total())
     weighted = {step: weight * count for step, count in expert.items()}
     log_odds = fitted_log_odds(weighted, policy, smoothing=settings.smoothing) if pairs else {}
