@@ -18,7 +18,7 @@ from mage_async.results.sweep import (
     Setting,
     Subject,
     best_note,
-    by_flow,
+    by_age_group,
     by_method,
     by_setting,
     mean_shares,
@@ -85,7 +85,7 @@ def render_matrix(
         returns=_return_charts(runs, subject),
         curves=_learning_curves(runs),
         ages=_age_bars(runs),
-        untrained=_figure_table(by_flow(runs), UNTRAINED_COLUMNS),
+        untrained=_figure_table(by_age_group(runs), UNTRAINED_COLUMNS),
         results=_figure_table(by_label, RESULT_COLUMNS),
         base=next(iter(by_label)),
         differences=_difference_table(by_label),
@@ -152,10 +152,10 @@ def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
 def _age_bars(runs: RunsBySetting) -> list[Bar]:
     """Return bars of the ages of tokens, for all tokens and for each episode.
 
-    Settings whose tokens have the same ages (`Setting.flow`) share their bars.
+    Settings whose tokens have the same ages (`Setting.age_group`) share their bars.
     """
     bars = []
-    for name, same in by_flow(runs).items():
+    for name, same in by_age_group(runs).items():
         # `ages[0]` is of all tokens, `ages[k]` of those of episode k; runs of a setting have the
         # same episodes.
         for number in range(len(same[0].ages)):

@@ -34,8 +34,9 @@ def noise(values: Sequence[float]) -> float:
 
 
 def half_width(values: Sequence[float], span: float = 0.0) -> float:
-    """Return the half-width of the mean of some values as a number of JSON; 0 for one value, of
-    which `halves_of` makes NaN.
+    """Return the half-width of the mean of some values, for a JSON file.
+
+    JSON has no NaN, so the half-width of one value is recorded as 0; `halves_of` reads it as NaN.
 
     Args:
         span: largest difference that two values can have. Equal values have no spread of their own:
@@ -50,23 +51,28 @@ def half_width(values: Sequence[float], span: float = 0.0) -> float:
 
 
 def halves_of(score: Mapping[str, Any]) -> Sequence[float]:
-    """Return the half-widths of a recorded score by episode; NaN if it is of a single trial, or of
-    a single task.
+    """Return the half-widths of a recorded score by episode; NaN if the score is of a single trial
+    or task.
     """
     number = score.get("num_trials", score.get("num_tasks"))
     return [math.nan if number == 1 else half for half in score["ci95_by_episode"]]
 
 
 def half_text(half: float, digits: int, number: int = 2) -> str:
-    """Return a half-width with so many decimals, to be written after "±"; "?" for NaN, and if it is
-    of a single value: `number` is 1.
+    """Return a half-width as text, to be written after "±"; "?" if it is unknown: it is NaN, or
+    that of one value.
+
+    Args:
+        digits: number of decimals.
+        number: number of values; needed where the half-width of one value is recorded as 0.
     """
     return "?" if math.isnan(half) or number == 1 else f"{half:.{digits}f}"
 
 
 def wilson(successes: float, count: float, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's bounds of a share, which lie within [0, 1] even if all or none succeed: the
-    interval of `z` standard deviations.
+    """Return the bounds of Wilson's interval of a share, of `z` standard deviations.
+
+    The bounds lie within [0, 1], even if all or none succeed.
     """
     share, spread = successes / count, z**2 / count
     middle = (share + spread / 2) / (1 + spread)

@@ -18,8 +18,9 @@ first.
 NOT_OF_MODEL = (OPTIMIZER, COUNTERS, SHARDS)
 """Files and folders of a checkpoint that only training reads."""
 WARM_START = "warm_start.json"
-"""Name of the file of a policy's directory with what is said of its warm start: its `origin` in a
-few words, and, if it has taught nothing, why (`fault`) and what to do (`cure`)."""
+"""Name of the file in a policy's directory that describes its warm start: the `origin` of the
+weights in a few words and, if the warm start has taught nothing, why (`fault`) and what to do
+(`cure`)."""
 MAX_DEPTH = 3
 """Number of levels of folders below the root in which runs are looked for."""
 
@@ -45,14 +46,14 @@ class RunDirectory:
     launch = _Below("launch.json")
     """Number of actors of the last start, which `--resume` starts again; the versions of Python, of
     this program and of libraries at that start; and the keys that `--resume` changed, each with the
-    step after which it did.
+    step after which it was changed.
     """
     lock = _Below(".lock")
-    """Lock of the process that runs it; see `mage_services/processes/run_lock.py`."""
+    """Lock of the process that supervises the run; see `mage_services/processes/run_lock.py`."""
     policy = _Below("policy")
     """Model directory of the initial policy; its tokenizer serves every later version."""
     warm_start = _Below(f"policy/{WARM_START}")
-    """What is said of the warm start; missing if nothing was cloned."""
+    """Description of the warm start; missing if nothing was cloned."""
     weights = _Below("weights")
     """Weights published on disk, one file a version; versions that nobody needs are removed."""
     checkpoints = _Below("checkpoints")
@@ -104,8 +105,8 @@ class RunDirectory:
             )
 
     def _where_runs_are(self) -> str:
-        """Return the clause that names runs inside a folder that is no run, or that there is no
-        such folder.
+        """Return a clause for the error about a folder that is no run: the newest run inside it, or
+        that there is no such folder; "" if neither holds.
         """
         if not self.root.exists():
             return "; there is no such folder"
@@ -147,7 +148,8 @@ class RunDirectory:
         """Folder of weights published in shared memory; `mage_services/api/start_to_report.py`
         removes it at the end of the run.
         """
-        # The digest of its path tells a run from others of the same name, also after a resumption.
+        # Runs of the same name in different folders have different digests. A resumed run has the
+        # same digest as before.
         name = blake2s(str(self.root.resolve()).encode(), digest_size=6).hexdigest()
         return Path("/dev/shm") / f"mage-{name}"
 

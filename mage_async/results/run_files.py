@@ -54,10 +54,10 @@ class RunRecords:
     samples: list[Record]
     """Some whole trials to read, as `trial_as_dict` writes them."""
     supervisor: Record
-    """Seconds that the supervisor spent in each state, waiting or (in spite of the name) working,
-    under the file's only key, `blocked_s`; empty before the end."""
+    """Seconds that the supervisor spent in each state, states of work included, under the file's
+    only key, `blocked_s`; empty before the end."""
     warm_start: Record = field(default_factory=dict)
-    """What is said of the warm start; empty if nothing was cloned."""
+    """Description of the warm start; empty if nothing was cloned."""
     launch: Record = field(default_factory=dict)
     """Record of the last start, with what resumptions changed."""
 
@@ -160,7 +160,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text()
     except UnicodeDecodeError as error:
-        raise RunError(f"{file}: damaged: byte {error.start} is no text") from None
+        raise RunError(f"{file}: damaged: byte {error.start} is not UTF-8") from None
 
 
 def parsed(file: Path, text: str | bytes, where: str = "") -> Record:

@@ -81,9 +81,8 @@ class Setting:
     method: str = field(compare=False)
     """Name of the line on which a chart draws the setting: settings of one line differ in `place`.
     """
-    flow: str = field(compare=False)
-    """Settings with equal `flow` train on tokens of the same ages, so their age figures are pooled.
-    """
+    age_group: str = field(compare=False)
+    """Settings of one group train on tokens of the same ages, so their age figures are pooled."""
     allowed_age: int | None = field(default=None, compare=False)
     """Age in steps of the setting's bound, which the rules "count" and "window" may exceed; None if
     the setting has no bound.
@@ -117,7 +116,7 @@ class Range:
 
     def draw(self, source: random.Random) -> str:
         """Draw a number, and return it as text."""
-        # Half a unit more at each end, or rounding would give the end half the width of a number.
+        # Half a unit more at each end: otherwise fewer draws would be rounded to the end numbers.
         margin = 0.5 if self.is_whole else 0.0
         low, high = self.low - margin, self.high + margin
         if self.is_log:
@@ -168,7 +167,7 @@ def axis_of(text: str) -> Axis:
         text if number is None else number for text, number in zip(values, numbers, strict=True)
     }
     if len(read) < len(values):
-        raise ConfigError(f"--over {text}: a value stands there twice")
+        raise ConfigError(f"--over {text}: a value is given twice")
     return Axis(key.strip(), values)
 
 
@@ -179,7 +178,7 @@ def _range(text: str, low: str, high: str, is_log: bool) -> Range:
         parsed = Range(float(low), float(high), is_log, are_whole)
     except ValueError:
         raise ConfigError(
-            f"--over {text}: a range is of two numbers; put a text that holds `..` in double quotes"
+            f"--over {text}: a range needs two numbers; put a text that holds `..` in double quotes"
         ) from None
     if not (math.isfinite(parsed.low) and math.isfinite(parsed.high)):
         raise ConfigError(f"--over {text}: the bounds of a range must be finite")
@@ -199,7 +198,7 @@ def grid(axes: Sequence[Axis]) -> list[Setting]:
     for axis in axes:
         if isinstance(axis.choices, Range):
             raise ConfigError(
-                f"--over {axis.key}: a range is drawn from; add --random N or --search N"
+                f"--over {axis.key}: the numbers of a range are drawn; add --random N or --search N"
             )
         choices.append(axis.choices)
     return [combination(axes, values) for values in itertools.product(*choices)]
@@ -243,7 +242,7 @@ def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
         method=", ".join(assignments[1:]),
         # Any key may change how old the trained tokens are, so age figures of different settings
         # are never pooled.
-        flow=label,
+        age_group=label,
     )
 
 
@@ -315,7 +314,7 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
         place=age,
         place_name=(bound_text or "no bound") + (f" + lag {lag}" if lag else ""),
         method=f"{rule}, {correction}",
-        flow=f"{named_rule}{lag_text}",  # corrections do not change ages
+        age_group=f"{named_rule}{lag_text}",  # corrections do not change ages
         allowed_age=None if rule == "unbounded" else age,
     )
 
@@ -402,16 +401,16 @@ def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
     reached = max(oldest[key] for key in unused if key[1] == bound)
     return (
         f"In {len(unused)} of {len(oldest)} settings no token reached the age of the bound (at "
-        f"{bound} steps: {reached:g} at most): there it limited nothing, and what tells them apart "
-        "is chance. `--lags` sets the age itself."
+        f"{bound} steps: {reached:g} at most): there the bound limited nothing, and differences "
+        "between returns are due to chance. `--lags` sets the age directly."
     )
 
 
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
     """Return the figures of a run by name.
 
-    NaN stands for processor time that was not recorded, and for figures of steps if the run has
-    none, such as that of `--method zero_shot`. A step without tokens of episode 1 counts as 0 in
+    The processor time is NaN if it was not recorded. Figures of steps are NaN if the run has no
+    steps, as a run of `--method zero_shot`. A step without tokens of episode 1 counts as 0 in
     the shares of that episode, and `long_over_short` is 1 if all groups have about one length.
     """
     trials, is_trained = summary["trials"], bool(records.metrics)
@@ -495,8 +494,8 @@ def best_note(num_settings: int) -> str:
     if num_settings < 2:
         return ""
     return (
-        f"the best of {num_settings} settings is chosen by these held-out returns, so its own is "
-        "biased upwards; report that of new runs of it, with other seeds"
+        f"the best of {num_settings} settings is chosen by these held-out returns, so its own "
+        "return is biased upwards; report the return of new runs of it, with other seeds"
     )
 
 
@@ -584,11 +583,11 @@ def by_setting(finished: Iterable[FinishedRun]) -> dict[Setting, list[FinishedRu
     return {key: list(runs) for key, runs in groupby(ordered, lambda run: run.cell.setting)}
 
 
-def by_flow(runs: RunsBySetting) -> dict[str, list[FinishedRun]]:
-    """Group runs whose tokens have the same ages, by `Setting.flow`."""
+def by_age_group(runs: RunsBySetting) -> dict[str, list[FinishedRun]]:
+    """Group runs whose tokens have the same ages, by `Setting.age_group`."""
     found = defaultdict[str, list[FinishedRun]](list)
     for setting, same in runs.items():
-        found[setting.flow] += same
+        found[setting.age_group] += same
     return found
 
 

@@ -224,7 +224,7 @@ def test_a_page_is_utf_8_in_any_locale(make_run, tmp_path, others, monkeypatch):
     [
         (b'{"seed": 0, "env', r"summary\.json: damaged"),
         (b"{}", r"summary\.json lacks environment, seed, complete: it is damaged"),
-        (b"\xff\xfe{", r"summary\.json: damaged: byte 0 is no text"),
+        (b"\xff\xfe{", r"summary\.json: damaged: byte 0 is not UTF-8"),
     ],
 )
 def test_a_damaged_summary_is_said_in_a_sentence(make_run, damage, says):

@@ -77,7 +77,7 @@ def test_a_rule_without_a_bound_is_run_once_unless_its_correction_reads_it(tmp_p
         assert unreached_bounds_sentence([finished(cell.setting, 0)]) == ""
     (plain,) = (cell.setting for cell in ablation.configs if cell.name() == names[0])
     assert (plain.label, plain.place, plain.place_name) == ("unbounded, none", 4, "no bound")
-    assert plain.flow == "unbounded"
+    assert plain.age_group == "unbounded"
 
 
 def test_the_default_matrix_is_five_bounds_three_rules_three_corrections_three_seeds(tmp_path):

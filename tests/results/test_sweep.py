@@ -125,11 +125,11 @@ def test_the_ends_of_a_range_of_whole_numbers_have_their_share(
             (f"a={given}", "takes KEY=V1,V2")
             for given in ("{b=1,2", "[1,2", "1],2", '"a', 'a",b', "[[1],[2]")
         ),
-        ("a=1,1", "a value stands there twice"),
-        ("a=1e-3,0.001", "a value stands there twice"),
+        ("a=1,1", "a value is given twice"),
+        ("a=1e-3,0.001", "a value is given twice"),
         ("a=2..1", "must rise"),
         ("a=0..1:log", "must rise and above 0"),
-        ("a=low..high", "of two numbers; put a text that holds `..` in double quotes"),
+        ("a=low..high", "needs two numbers; put a text that holds `..` in double quotes"),
         ("a=1..inf", "must be finite"),
         ("a=-inf..1", "must be finite"),
     ],
