@@ -24,8 +24,9 @@ FREE = -1
 
 
 class Restriction(Protocol):
-    """Restrict a completion to a set of token sequences, by a trie or an automaton; nodes are
-    numbers, the root is 0; protocol.
+    """Restrict a completion to a set of token sequences, by a trie or an automaton; protocol.
+
+    Nodes of the trie, or states of the automaton, are numbers; the root is 0.
     """
 
     max_length: int
@@ -159,7 +160,7 @@ class AllowedSets:
             return "a segment with allowed sets has sampled tokens, and at least one set"
         is_covered = self.offsets[0] == 0 and self.offsets[-1] == len(self.tokens)
         if not is_covered or (lengths < 2).any():
-            return "allowed sets have at least two tokens each, and cover all that are given"
+            return "allowed sets have at least two tokens each, and each given token belongs to one"
         rises = np.diff(self.tokens) > 0
         rises[self.offsets[1:-1] - 1] = True  # the first token of the next set may be lower
         if self.tokens.min() < 0 or not rises.all():
@@ -167,7 +168,7 @@ class AllowedSets:
         if len(self.index) != len(sampled) or not (
             self.index.min() >= FREE and self.index.max() < len(lengths)
         ):
-            return f"{len(sampled)} sampled tokens have sets {FREE} to {len(lengths) - 1}"
+            return f"{len(sampled)} sampled tokens have set numbers {FREE} to {len(lengths) - 1}"
         restricted = self.index >= 0
         numbers, drawn = self.index[restricted].astype(np.int64), sampled[restricted]
         # Each set's tokens are raised by a multiple of `stride`, so that all together ascend, and

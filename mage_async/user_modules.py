@@ -103,7 +103,9 @@ class Registry:
 
 
 def _folder_of(file: str) -> str:
-    """Return where a file lies, in words, and that Python must start there."""
+    """Return a clause with the folder of a file; if it is not the current one, with the advice to
+    start there.
+    """
     folder = os.path.dirname(file)
     return f"in {folder}, so start there (cd {folder})" if folder else "here"
 
@@ -119,7 +121,7 @@ def hides_own_file(module: ModuleType) -> str:
         return ""
     return (
         f"; it is {imported or 'a built-in module of Python'}, not the {file} of this folder, "
-        "which the same name hides: rename your file"
+        "which has the same name: rename your file"
     )
 
 
@@ -194,8 +196,9 @@ def import_own(module_name: str, what: str) -> ModuleType:
         ConfigError: the module cannot be found, or raises while it is imported.
     """
     # The processes of a run have no entry for the current folder on their path (`PYTHONSAFEPATH`),
-    # so that a checkout does not hide the installed package. The folder therefore comes last. The
-    # class itself may have gone to another folder, and deleted it.
+    # so that a checkout does not hide the installed package. The folder therefore comes last. For
+    # a module that is imported already, it is not asked for: the module may have changed to a
+    # folder and deleted it, and then `os.getcwd` fails.
     if module_name not in sys.modules and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     with as_config_error(what):
@@ -280,7 +283,7 @@ def _imported_files(source: str, file: Path, root: Path) -> Iterator[Path]:
     """Yield the files in which the modules that a source imports would lie below `root`."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):  # it is never imported, or its import says so
+    except (SyntaxError, ValueError):  # if this module is imported, the import raises the error
         return
     for node in nodes:
         if isinstance(node, ast.Import):

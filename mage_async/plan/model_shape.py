@@ -57,7 +57,7 @@ class Shape:
     num_weights: int
     """Number of elements of all weight tensors, without adapters; a tied LM head counts once."""
     num_in_matrices: int
-    """Number of those that are in the matrices of the layers."""
+    """Number of elements of the layers' matrices, without the embedding and the LM head."""
 
     @property
     def num_in_embedding(self) -> int:

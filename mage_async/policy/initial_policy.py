@@ -75,10 +75,10 @@ def prepare_policy(
 
     Args:
         report: Function that is called after each step of a warm start.
-        in_time: Function that ends the play of win-stay, lose-shift if the class hangs; the default
-            waits for ever.
-        watch: Function that ends the play of a script, or at random, with a fault if the class
-            hangs; the default waits for ever.
+        in_time: Function that ends the play of win-stay, lose-shift if a user's class hangs; the
+            default waits for ever.
+        watch: Function that ends scripted or random play with a fault if a user's class hangs; the
+            default waits for ever.
     """
     # A process may be killed while it writes: the directory gets its name only when it is whole.
     working = directory.with_name(f".{directory.name}.part")
@@ -224,8 +224,8 @@ def policy_key(config: Config) -> str:
     parts = (
         config.seed,
         config.environment,
-        # A warm start has its own number of episodes, so that a control on single episodes begins
-        # from the same policy.
+        # `trial.episodes` does not count, because a warm start has its own number of episodes. So a
+        # run on single episodes, as a control, begins from the same policy.
         msgspec.structs.replace(config.trial, episodes=1),
         config.transcript,
         config.engine.max_tokens,

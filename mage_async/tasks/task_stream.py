@@ -27,10 +27,10 @@ MIXED = " | "
 MOST_MIXED_CHARS = 200
 """Largest length of such a member name, in characters: messages hold no longer name."""
 CURVE_SEED, FINAL_SEED = 1, 2
-"""Seeds of the tasks of the learning curve, which is evaluated during a run, and of the evaluation
-at its end. Both sets are the same for every run of an environment. They share no member if the
-split has enough for both. If it has not, the shared members' tasks differ in their seeds alone,
-which decide nothing in an environment without chance.
+"""Seeds of two fixed sets of tasks: those of the learning curve, which is evaluated during a run,
+and those of the evaluation at its end. Each set is the same for every run of an environment. The
+sets share no member if the split has enough members for both. Otherwise two tasks of a shared
+member differ in their seed alone, and in an environment without chance they are the same.
 """
 
 
@@ -49,8 +49,8 @@ class TaskStream:
         self._members = environment.members("train")
         self._seats = environment.seats()
         self._deck: tuple[int, list[str]] = -1, []
-        """Number of the deck that was shuffled last, and its order: one of a million tasks takes
-        half a second to shuffle."""
+        """Number of the deck that was shuffled last, and its order. Kept for later groups, because
+        a deck of a million members takes half a second to shuffle."""
 
     def task(self, number: int, version: int = 0) -> Task:
         """Return the task of the `number`-th group, from 0, which is granted at a policy version;
@@ -158,11 +158,11 @@ def rival_places(config: Population, groups_per_step: int) -> int:
 def evaluation_tasks(
     environment: Environment, split: Split, num_trials: int, seed: int
 ) -> list[Task]:
-    """Return a fixed set of tasks: members equally often (within one), and seats about equally
-    often in every pass over the members and in every part of a pass.
+    """Return a fixed set of tasks, in passes over the members of the split.
 
-    A member has another seat in each of as many passes as there are seats. In a mix, components
-    take turns, each with the tasks that it would have alone.
+    Members occur equally often (within one). Seats occur about equally often in every pass and in
+    every part of a pass, and a member changes its seat from pass to pass. In a mix, components take
+    turns, each with the tasks that it would have alone.
     """
     if isinstance(environment, Mix):
         return _tasks_in_turn(environment, split, num_trials, seed)
@@ -231,8 +231,8 @@ def indices_to_begin(task: Task, num_trials: int) -> range:
 
 
 def own_task(task: Task, index: int) -> Task:
-    """Return what trial number `index` of a group plays: the group's task from that trial's seat,
-    or against that trial's member of a mixed group.
+    """Return the task of trial number `index` of a group: the group's task from the seat of that
+    trial, or, in a mixed group, against the member of that trial.
     """
     if MIXED in task.member:
         members = task.member.split(MIXED)

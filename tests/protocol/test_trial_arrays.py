@@ -144,9 +144,15 @@ def with_allowed(**changes: object) -> TrialResult:
         ({"tokens": np.array([2, 1, 9, 6, 7], np.int32)}, "are at least 0, and ascend"),
         ({"tokens": np.array([-1, 2, 9, 6, 7], np.int32)}, "are at least 0, and ascend"),
         ({"offsets": np.array([0, 4, 5], np.int32)}, "at least two tokens each"),
-        ({"offsets": np.array([0, 3, 4], np.int32)}, "at least two tokens each, and cover all"),
-        ({"index": np.array([0, -1, 2, -1], np.int32)}, "4 sampled tokens have sets -1 to 1"),
-        ({"index": np.array([0, -2, 1, -1], np.int32)}, "4 sampled tokens have sets -1 to 1"),
+        ({"offsets": np.array([0, 3, 4], np.int32)}, "at least two tokens each, and each given"),
+        (
+            {"index": np.array([0, -1, 2, -1], np.int32)},
+            "4 sampled tokens have set numbers -1 to 1",
+        ),
+        (
+            {"index": np.array([0, -2, 1, -1], np.int32)},
+            "4 sampled tokens have set numbers -1 to 1",
+        ),
         (
             {"index": np.array([0, -1, 1], np.int32)},
             "numbers of allowed sets have 48 bytes, got 44",
