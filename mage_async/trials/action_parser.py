@@ -11,7 +11,8 @@ from typing import Literal
 from mage_async.trajectory import Kind
 
 Forced = Literal["none", "open", "both"]
-"""Tags of actions that the transcript writes: none, the opening one, or both."""
+"""Tags of actions that the transcript writes in place of the policy: none, the opening one, or
+both."""
 
 NAMES = {kind: "action" if kind is Kind.ACT else "remark" for kind in Kind}
 """Name of the tag of each kind of turn."""

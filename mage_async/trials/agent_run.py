@@ -41,10 +41,10 @@ MAX_LINEAGES = 256
 """Largest number of lineages of a trial: a message to the learner holds no more segments
 (`Limits`)."""
 MAX_ACTION_CHARS = 2000
-"""Largest number of characters of a turn's text that are recorded; of its tokens, all are."""
+"""Longer texts of turns are cut in the record; their tokens are all recorded."""
 MEMORY = "{memory}"
-"""Text in a program's messages that the guidance and the agent's earlier reflections replace; after
-a full context, its notes as well.
+"""Placeholder in a program's messages. The guidance and the agent's earlier reflections replace it,
+and after a full context the agent's notes too.
 """
 
 
@@ -56,8 +56,8 @@ class Message(NamedTuple):
     calls: tuple[tuple[str, str], ...] = ()
     """Name and arguments (JSON) of the tools that an assistant's message calls."""
     ids: tuple[str, ...] = ()
-    """Ids of these calls, or that of the call whose result a message of a tool is; "" for one
-    without an id. The policy never sees them.
+    """Ids of these calls; in a message of a tool, the id of the call that it answers. "" stands for
+    a call without an id. The policy never sees ids.
     """
 
     def identity(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class PolicyCall:
     schema: dict[str, Any] | None = None
     """JSON schema that the answer follows; None: it may be any text."""
     must_call: tuple[str, ...] = ()
-    """Names of the tools of which the answer calls one or more; empty: it may be any text."""
+    """Names of tools, of which the answer calls one or more; empty: it need not call any."""
     is_parallel: bool = True
     """Whether an answer that must call tools may call more than one."""
 
@@ -204,8 +204,8 @@ class AgentRun:
         self._answer_ends: dict[bytes, list[_End]] = {}
         """Lineages and lengths of conversations that end with an answer, by the digest of the
         conversation."""
-        # What a later episode continues: the conversation with its own system message or, without
-        # one, that with which the episode before began.
+        # A later episode continues the earlier conversation that has the same system message or, if
+        # there is none, the conversation with which the previous episode began.
         self._last_answers: dict[str, _End] = {}
         """Ends of the latest conversations of earlier episodes, by their system messages."""
         self._main_end: _End | None = None
@@ -265,7 +265,8 @@ class AgentRun:
 
         Raises:
             CallFault: the program did not call the policy.
-            ContextFull: it could not, because its first conversation has too many tokens.
+            ContextFull: all its calls were refused, because their conversations have too many
+                tokens.
         """
         assert self._call is not None, "nothing was called"
         call, self._call = self._call, None
@@ -573,9 +574,10 @@ class AgentRun:
     def _opening(
         self, messages: Sequence[Message], remembered: Sequence[str], tools: Tools
     ) -> Sequence[int]:
-        """Return the tokens of a conversation in a context of its own. The texts to be remembered
-        replace `{memory}`. If no message has `{memory}`, those texts that no message contains are
-        put before the first message that is not the system's.
+        """Return the tokens of a conversation in a context of its own, with the remembered texts.
+
+        They replace `{memory}`. If no message has `{memory}`, those that no message contains yet
+        are put at the beginning of the first message that is not the system message.
         """
         own = _with_memory(messages, "\n".join(filter(None, remembered)))
         if not any(MEMORY in each.content for each in messages):
@@ -674,7 +676,7 @@ class AgentRun:
         return min(policy_call.max_tokens or most, most)
 
     def _cut_in_words(self, policy_call: PolicyCall) -> str:
-        """Return a clause that an answer ended at the limit of `_limit`, with the limit."""
+        """Return a clause for errors: the last answer was cut, and at which limit (`_limit`)."""
         own, asked = self._config.sampling.max_tokens, policy_call.max_tokens
         which = f"transcript.max_action_tokens = {own}"
         if asked and asked < own:
@@ -804,16 +806,16 @@ class AgentRun:
         won = self._config.stops_on_success and self._facts.is_won([self._reward])
         if self.episode + 1 == self._config.num_episodes or won:
             self.is_over = True
-        elif self._config.reflects and self._can_reflect():
+        elif self._config.reflects and self._prepare_reflection():
             self.kind = Kind.REFLECT
         else:
             self._next_episode()
 
-    def _can_reflect(self) -> bool:
-        """Prepare the prompt of a reflection.
+    def _prepare_reflection(self) -> bool:
+        """Prepare the prompt of a reflection, and return whether there is one.
 
-        Return False if the context has no room for it, or a call that never ended holds its
-        sequence; an empty remark then takes its place, so that remark n stays that of episode n.
+        There is none if its context has no room for it, or if a call that never ended still holds
+        its lineage. An empty remark then takes its place, so that remark n is that of episode n.
         """
         assert self._main_end is not None
         lineage, _ = self._main_end
@@ -866,10 +868,10 @@ def text_form(policy_call: PolicyCall) -> str | None:
 
 
 def _without_extra_arguments(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, which allows only the arguments that it lists unless
-    it says otherwise.
+    """Return the schema of a tool's arguments; if it lists properties, without further ones.
 
-    JSON Schema allows any further argument, but a tool refuses one that it does not know.
+    JSON Schema allows further arguments where it does not forbid them, but a tool refuses arguments
+    that it does not know. A schema that allows or forbids them itself is returned as it is.
     """
     parameters = parameters or {"type": "object"}
     return (
@@ -878,7 +880,7 @@ def _without_extra_arguments(parameters: dict[str, Any] | None) -> dict[str, Any
 
 
 def _is_free(end: _End) -> bool:
-    """Return whether a sequence ends there, and no call waits on it."""
+    """Return whether nothing follows an answer in its lineage, and no call waits on the lineage."""
     return not end[0].is_busy and len(end[0].segment.tokens) == end[1]
 
 

@@ -22,12 +22,13 @@ from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
 
-NUM_TRIES = 1024
-"""Number of lists of actions whose tries are cached, because lists repeat from turn to turn."""
+MAX_CACHED_TRIES = 1024
+"""Number of tries, one for each list of actions, that are cached, because lists repeat from turn to
+turn."""
 
 
 def restriction_of(play: Play, chat: ChatFormat, parser: ActionParser) -> Restriction | None:
-    """Return the completions that are legal actions; `None` where they are not known.
+    """Return the restriction to legal actions; `None` where these are not known.
 
     They are known if the play names all of them, or a pattern of them, and if the transcript writes
     the opening tag of an action, so that the completion begins with the action itself. Where the
@@ -51,7 +52,7 @@ def restriction_of(play: Play, chat: ChatFormat, parser: ActionParser) -> Restri
 def actions_restriction(
     actions: tuple[str, ...] | str, chat: ChatFormat, parser: ActionParser
 ) -> Restriction:
-    """Return the completions that are one of the actions, or that match a pattern of actions.
+    """Return the restriction to given actions, or to those that match a pattern.
 
     Where the transcript does not write the opening tag, a completion that matches a pattern begins
     with this tag, so that it is an action too.
@@ -68,7 +69,7 @@ def actions_restriction(
     return _trie(actions, chat, parser)
 
 
-@lru_cache(maxsize=NUM_TRIES)
+@lru_cache(maxsize=MAX_CACHED_TRIES)
 def _trie(actions: tuple[str, ...], chat: ChatFormat, parser: ActionParser) -> TokenTrie:
     return TokenTrie(action_tokens(action, chat, parser) for action in actions)
 
@@ -150,7 +151,7 @@ class TokenPattern:
 
 
 def answer_restriction(form: str, chat: ChatFormat, max_length: int) -> TokenPattern:
-    """Return the completions that have a form, followed by the end of the turn.
+    """Return the restriction to answers of a form, followed by the end of the turn.
 
     Args:
         form: an expression of llguidance's grammars, such as `/a|b/` or `%json {...}`.
@@ -194,7 +195,7 @@ def json_form(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
         is_lenient: whether keywords that cannot be enforced, such as `uniqueItems`, are left out;
             otherwise they are errors.
     """
-    # With any spaces allowed, a policy may fill its answer with them, and then it is cut off.
+    # If spaces were allowed everywhere, a policy might write spaces until its answer is cut off.
     spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     options = {**spaces, "lenient": is_lenient}
     return f"%json {json.dumps({'x-guidance': options} | schema)}"
@@ -202,7 +203,7 @@ def json_form(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
 
 @lru_cache(maxsize=256)
 def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
-    """Return the automaton of a form and the end of the turn after it; callers take a copy."""
+    """Return the automaton of a form and the end of the turn after it; callers copy it first."""
     if not chat.stop_tokens:
         raise EnvironmentFault(
             "an answer of a given form ends with a stop token, and the policy has none: state the "
@@ -218,8 +219,10 @@ def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str, chat: ChatFormat, closing: str, opening: str) -> tuple[LLMatcher, int]:
-    """Return the automaton of completions that are a space, an action that matches a pattern, and a
-    closing tag, and their most tokens; callers take a copy.
+    """Return the automaton of a pattern of actions, and the largest number of tokens that it takes.
+
+    A completion is a space, an action that matches the pattern, and a closing tag. Callers copy the
+    automaton before they use it.
 
     Args:
         pattern: a regular expression that the whole action matches.

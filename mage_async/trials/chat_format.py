@@ -168,7 +168,7 @@ class ChatFormat:
             if "<think>" in self._tail and message["content"].lstrip().startswith("<think>"):
                 raise PolicyError(
                     "the chat template writes <think> before an answer, and the answer begins with "
-                    "<think> too: set transcript.thinking = true, or leave it out of the answer"
+                    "<think> too: set transcript.thinking = true, or remove <think> from the answer"
                 )
             given = self.continuation(ids[-1], others) if ids else self.prompt(others)
             own = (*self.encode(message["content"]), *self._ending())

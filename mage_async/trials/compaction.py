@@ -23,8 +23,8 @@ from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 
 TEMPLATE_TOKENS = 16
-"""Estimate of the tokens that a chat template writes around a message, and the first token of the
-answer to it, together."""
+"""Estimated tokens of a message besides its text: those that a chat template writes around it, and
+the first token of its answer."""
 
 _PIECE = re.compile(r"\S{1,20}")
 """A word, or a part of a text without spaces between its words, such as a Chinese one."""
@@ -193,8 +193,8 @@ class Contexts:
             self._share_ends_at = used + (config.max_tokens - used) / num_left
 
     def to_reflect_on(self, outcome: str) -> str:
-        """Return the message that requests a reflection: after the outcome of the last action, if
-        the context has room for that.
+        """Return the message that requests a reflection; it begins with the outcome of the last
+        action if the context has room for that.
         """
         config = self._config
         message = f"{outcome} {config.prompts.reflect}"
@@ -293,7 +293,7 @@ class Contexts:
         config, actions = self._config, self._legal_actions()
         tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
         if config.strategy != "none":
-            request = self._transcript.most_with(config.prompts.act, Kind.ACT, Kind.STRATEGY)
+            request = self._transcript.max_added_tokens(config.prompts.act, Kind.ACT, Kind.STRATEGY)
             tokens += config.max_reflection_tokens + request
         return tokens
 
@@ -309,5 +309,5 @@ class Contexts:
         config = self._config
         if config.compaction != "notes":
             return 0
-        request = self._transcript.most_with(config.prompts.notes, Kind.NOTES)
+        request = self._transcript.max_added_tokens(config.prompts.notes, Kind.NOTES)
         return request + config.max_reflection_tokens

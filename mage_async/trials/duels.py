@@ -1,5 +1,5 @@
-"""Begin trials of all kinds, and play those with two sides: a past policy has the other seat (it is
-the other player of the game), or the policy has both.
+"""Begin trials of all kinds, and play those in which a policy also has the other player's seat: a
+past policy, or the trained policy itself.
 
 `begin_trial` chooses the kind by the task. A trial against the environment is a `TrialRun` alone.
 A *duel* is an episode between two policies on the same engine: each side is a `TrialRun` of its
@@ -146,7 +146,7 @@ class TwoSidedRun:
     """Play both sides of a trial; base class. It has the interface of `TrialRun`, and yields the
     prompts of both sides.
 
-    A duel is never slow, so its calls are those of the agent's trial, which has none.
+    Environments with duels are never slow: `next_call` asks the agent's trial, which has no call.
 
     Args:
         version: of the past policy on the other side; `None`: the policy itself.
@@ -345,7 +345,9 @@ class TwoMemoriesRun(TwoSidedRun):
     """
 
     def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
-        assert not config.max_turns, "both sides have all turns of an episode, as is checked"
+        assert not config.max_turns, (
+            "no method limits turns here, as the configuration's checks ensure"
+        )
         self._duels: list[Duel] = []
         """The duel of each episode so far. One side may be an episode ahead of the other."""
         self._side_to_sample: Side = AGENT

@@ -71,9 +71,9 @@ def human_play(
             if (pattern := getattr(play, "legal_pattern", None)) is not None:
                 text = f"{text}\nan action matches {pattern}"
             action = yield HumanPrompt(text, listed)
-            # A class with `reset` and `step` never receives an illegal action, which would still
-            # cost the person a turn: so the question is repeated after a typing error. A play that
-            # is no `SlowPlay` judges every text itself.
+            # A class with `reset` and `step` never receives an illegal action, but such an action
+            # uses up a turn. So the question is repeated after a typing error. A play that is no
+            # `SlowPlay` receives every text, and decides itself whether it is legal.
             while isinstance(play, SlowPlay) and choices and action not in choices:
                 action = yield HumanPrompt(f"{action!r:.60} is no legal action here", listed)
             assert isinstance(action, str)
@@ -86,7 +86,7 @@ def human_play(
             reward += outcome.reward
             lines = []
             if not outcome.is_valid:
-                lines.append("that was no legal action, and the environment has judged it as such:")
+                lines.append("that was no legal action; the environment answers:")
             lines.append(outcome.observation)
             if outcome.is_done:
                 break

@@ -74,7 +74,7 @@ class RandomScript:
 
 @runtime_checkable
 class TurnReader(Protocol):
-    """Read the turns of the trial, with their rewards, as some scripts do; protocol."""
+    """Read the turns of a trial and their rewards, which some scripts need; protocol."""
 
     def read(self, turns: Sequence[Turn], episode: int) -> None:
         """Read the turns of the trial so far; `episode` is the current one."""
@@ -96,11 +96,12 @@ def random_play(environment: Environment, source: random.Random) -> Script:
 
 
 SHARES_NOTED = (0.5, 1.0)
-"""Shares of the facts in its context that a script writes into notes. Each trial draws one share,
-so that the policy learns to read notes and can find out that better ones pay.
+"""Shares of the facts in its context that a script writes into notes. Each trial draws one of them:
+a policy that is cloned reads notes of both kinds, and RL can find out that complete ones earn more.
 """
 MAX_PIECE = 4
-"""Largest number of words of one drawn piece, where a game states no facts."""
+"""Largest number of words in a piece of the context, of which notes are made where a game states no
+facts."""
 
 
 class NoteTaker:
@@ -121,7 +122,8 @@ class NoteTaker:
         facts = self._script.facts() if isinstance(self._script, TrialScript) else None
         if facts is None:
             return self._pieces(words, room)
-        # A fact is held where its ids stand in a row, found as text: ",7,12," in ",3,7,12,5,".
+        # The context holds a fact if the fact's ids follow one another in it. They are searched for
+        # as text: ",7,12," in ",3,7,12,5,".
         text = f",{','.join(map(str, context))},"
         ids = [self._chat.encode(f" {fact}") for fact in facts]
         held = [each for each in ids if f",{','.join(map(str, each))}," in text]
@@ -154,9 +156,9 @@ def scripted_trial(
 ) -> Trial:
     """Return a trial in which a script of the environment chooses every action.
 
-    The text of a remark is words of its context, so that what the policy learns to write is short
-    and true: the last words of the environment for a reflection, and some of the facts that the
-    context holds for notes (`NoteTaker`).
+    A remark is made of words of its context, so that the policy learns to write short and true
+    remarks. A reflection repeats the last words of the environment in the context; notes have some
+    of the facts that the context holds (`NoteTaker`).
 
     Args:
         guidance: advice with which the prompts begin, and which the script follows in the first
@@ -166,7 +168,7 @@ def scripted_trial(
     source = random.Random(f"{task.seed}/{index}/script")
     part = component_of(environment, task.member)
     script = player(part, source)
-    assert script is not None, "a warm start and a measured script are checked to have one"
+    assert script is not None, "callers check that the environment has a script"
     reader = script if isinstance(script, TurnReader) else None
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
     words = word_tokens(part, chat)

@@ -91,8 +91,8 @@ class Transcript:
         `kept_from` on. In the new context they belong to the prompt, so none is trained on twice.
 
         Args:
-            kept_from: start of a completion of the current context, whose prompt ended with the
-                tag that `kind` begins with.
+            kept_from: start of a completion of the current context. The prompt of this completion
+                ended with the opening tag of `kind`, which the new context writes again.
         """
         kept = self._segments[-1].tokens[kept_from:].tolist()
         self.open(message, kind)
@@ -103,8 +103,11 @@ class Transcript:
         return len(self._chat.opening(message) + self._prefill_tokens(kind))
 
     def add_message(self, message: str, kind: Kind, answers: Sequence[str] = ()) -> None:
-        """Append a user message to the current context or, if there are any, the answers to the
-        last turn's tool calls in its place.
+        """Append a user message to the current context.
+
+        Args:
+            answers: answers to the tool calls of the last turn, appended in place of the message;
+                empty: there were no calls.
         """
         self._append(self._message_tokens(message, kind, answers))
         self._kind = kind
@@ -113,7 +116,7 @@ class Transcript:
         """Return the number of tokens that the context would have after `add_message`."""
         return self.num_tokens + len(self._message_tokens(message, kind, answers))
 
-    def most_with(self, message: str, kind: Kind, after: Kind = Kind.ACT) -> int:
+    def max_added_tokens(self, message: str, kind: Kind, after: Kind = Kind.ACT) -> int:
         """Return the most tokens that a message after a turn of some kind can add to a context."""
         # Before the message come at most a whole closing tag and, as -1 is no stop token, the
         # tokens that end the turn.
@@ -126,8 +129,11 @@ class Transcript:
         self._append(self._chat.ending(last, self._forced, message))
 
     def receive(self, completion: Completion) -> tuple[int, str | None]:
-        """Append a completion; return its start position and the text between its tags, or `None`
-        without tags. With tools, that is the whole text of an action, without the stop token.
+        """Append a completion.
+
+        Returns:
+            Its start position, and the text between its tags, or `None` without tags. With tools,
+            the text of an action is the whole completion, without the stop token.
         """
         segment = self._segments[-1]
         start, ids = len(segment.tokens), completion.tokens.tolist()

@@ -158,6 +158,7 @@ class TrialConfig:
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before which actions the agent writes a strategy."""
     strategy_temperature: float = 1.0
+    """Sampling temperature of strategies."""
     advisers: Advisers | None = None
     """Creates the adviser that proposes an alternative to each action; `None`: there is no
     adviser.
@@ -170,8 +171,8 @@ class TrialConfig:
     declares a pattern of them.
     """
     resumes: bool = True
-    """Whether a trial may be continued after its finished episodes in another process: the
-    environment begins an episode by its task and number alone, whatever came before.
+    """Whether another process may continue a trial after its finished episodes. This needs an
+    environment whose episodes depend on task and number alone, not on earlier episodes.
     """
     rivals_remember: bool = False
     """Whether a past policy in the opponent's seat remembers the trial's earlier episodes."""
@@ -193,12 +194,12 @@ class TrialConfig:
         return replace(self, keeps_history=False, reflects=False)
 
     def episodes_left(self, episode: int, num_actions: int, facts: Facts) -> int:
-        """Return how many episodes from number `episode` on a trial has turns for, if each takes
-        `facts.max_turns` of them. Shorter episodes allow more, up to `num_episodes` in all. At the
-        end of the trial it is 0.
+        """Return how many more episodes a trial has turns for, if each takes `facts.max_turns` of
+        them; 0 at the end of the trial. If episodes are shorter, more of them follow, up to
+        `num_episodes` in all.
 
         Args:
-            episode: number of the first of these episodes.
+            episode: number of the episode that would begin next.
             num_actions: number of actions of the trial so far.
             facts: of the environment.
         """

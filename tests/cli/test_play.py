@@ -45,7 +45,7 @@ def test_a_person_plays_the_task_that_the_agent_would():
 
 def test_an_illegal_action_counts_and_is_said():
     heard, earned = asked("stone", *["rock"] * 7)
-    told = "that was no legal action, and the environment has judged it as such:"
+    told = "that was no legal action; the environment answers:"
     assert heard[1].text.startswith(told)
     assert earned[0] == asked(*["rock"] * 8)[1][0] - 1.0
 

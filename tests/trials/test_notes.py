@@ -155,7 +155,9 @@ def test_notes_that_are_too_long_lose_no_more_than_does_not_fit(
     kept = carried.partition(" episode 2")[0]
     assert notes.startswith(kept.strip())
     left = rules.room - transcript.num_tokens - rules.sampling.max_tokens
-    left -= transcript.most_with(rules.prompts.notes, Kind.NOTES) + rules.max_reflection_tokens
+    left -= (
+        transcript.max_added_tokens(rules.prompts.notes, Kind.NOTES) + rules.max_reflection_tokens
+    )
     assert 0 <= left < len(chat.encode("paper" * 4)), "another piece would not fit"
 
 
