@@ -227,12 +227,12 @@ def check_words(config: Config, policy: Path) -> None:
     if not isinstance(config.policy, Tiny):
         return
     chat, words = load_chat(policy), environment_of(config).facts.words
-    # A word that the tokenizer was built of is a single token, with the space before it.
+    # A word that the tokenizer was built with is a single token, with the space before it.
     if unknown := [word for word in words if len(chat.encode(f" {word}")) > 1]:
         raise ConfigError(
             f"environment {config.environment.name!r} has {len(unknown)} words that this tiny "
-            f"policy was not built of, such as {unknown[0]!r}: train a new run with them, a mix in "
-            "which the environment has a share of 0, or a pretrained model"
+            f"policy was not built with, such as {unknown[0]!r}: train a new run with them, a mix "
+            "in which the environment has a share of 0, or a pretrained model"
         )
 
 

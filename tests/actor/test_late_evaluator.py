@@ -210,7 +210,7 @@ def test_it_plays_the_final_sets_though_the_goodbye_was_lost(
         monkeypatch.setattr(evaluator_module, "load_chat", lambda *_, **__: chat)
         made = nullcontext(ScriptedEngine(words))
         monkeypatch.setattr(evaluator_module, "make_engine", lambda *_: made)
-        monkeypatch.setattr(evaluator_module, "LEFT_S", 0.2)
+        monkeypatch.setattr(evaluator_module, "GOODBYE_WAIT_S", 0.2)
         config = config_file.load(config_file.find(None), [*KEYS, f"evaluation.every={every}"])
         startup = Startup(run, config, "test", "test", "e", "")
         async with asyncio.timeout(60.0):

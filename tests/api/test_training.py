@@ -159,7 +159,7 @@ def test_words_that_the_tiny_policy_of_a_resumed_run_lacks_are_refused(tmp_path,
     start(is_resumed=False)
     (tmp_path / "policy").mkdir()
     save_tokenizer(build_tokenizer(["rock", "paper"]), tmp_path / "policy")
-    with pytest.raises(ConfigError, match="words that this tiny policy was not built of, such as"):
+    with pytest.raises(ConfigError, match="this tiny policy was not built with, such as"):
         start(is_resumed=True)
 
 

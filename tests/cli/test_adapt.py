@@ -423,4 +423,4 @@ def test_a_run_of_a_tiny_policy_cannot_play_a_game_whose_words_it_lacks(
     run = make_run(steps=1, finished=False)
     given = ["adapt", "--model", str(run.root), "--games", "bandit", "--out", str(tmp_path / "o")]
     assert main(given) == 2
-    assert "words that this tiny policy was not built of" in capsys.readouterr().err
+    assert "words that this tiny policy was not built with" in capsys.readouterr().err

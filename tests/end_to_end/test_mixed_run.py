@@ -82,7 +82,7 @@ def test_a_tiny_policy_is_not_evaluated_in_words_that_it_was_not_built_of(
 ) -> None:
     done = evaluated(mixed[0], "scout")
     assert done.returncode != 0
-    assert "words that this tiny policy was not built of, such as 'scout': train" in done.stderr
+    assert "words that this tiny policy was not built with, such as 'scout': train" in done.stderr
 
 
 def evaluated(run_dir: Path, name: str, *more: str) -> "subprocess.CompletedProcess[str]":

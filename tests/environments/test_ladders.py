@@ -11,7 +11,7 @@ from mage_async.environments.options import curriculum, harder
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.tasks.task_stream import TaskStream
-from mage_services.actor.evaluator import Ladder, ladder_of, times_as_long, with_rung
+from mage_services.actor.evaluator import Ladder, ladder_of, length_factor, with_rung
 
 PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
 CORRIDORS = {"shapes": [[6, 6]], "shortest": [4, 12]}
@@ -113,8 +113,8 @@ def test_a_tiny_policy_plays_rungs_whose_words_it_knows() -> None:
 
 def test_longer_episodes_ask_for_more_room() -> None:
     config = config_file.load(config_file.find(None), ["environment.name=maze"])
-    assert times_as_long(config, Ladder("size", config, [{"size": 5, "turns": 30}])) == 1.5
-    assert times_as_long(config, None) == 1.0
+    assert length_factor(config, Ladder("size", config, [{"size": 5, "turns": 30}])) == 1.5
+    assert length_factor(config, None) == 1.0
     assert with_rung(config, {"size": 5, "turns": 30}).environment.options == {
         "size": 5,
         "turns": 30,
@@ -136,9 +136,9 @@ def test_a_ladder_of_a_mix_is_that_of_a_part() -> None:
         ladder_of(config, "maze")
     config = config_file.load(config_file.find(None), [*MIX, *PRETRAINED])
     assert ladder_of(config, "maze").rungs[0] == {"size": 5, "turns": 30}
-    assert times_as_long(config, ladder_of(config, "maze")) == 42 / 20
+    assert length_factor(config, ladder_of(config, "maze")) == 42 / 20
     for name in ("", "chess"):
-        with pytest.raises(ConfigError, match=f"called '{name}': name one.* do: wordle, maze$"):
+        with pytest.raises(ConfigError, match=f"called '{name}': write .* do: wordle, maze$"):
             ladder_of(config, name)
     with pytest.raises(ConfigError, match="environment 'rps' declares no `ladders`"):
         ladder_of(config, "rps")

@@ -339,7 +339,7 @@ class Actor:
         """Play the trials of a group concurrently, except those that the learner has already."""
         grant = group.grant
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
-        stage = self._stage.under(grant.num_episodes, grant.max_turns)
+        stage = self._stage.with_horizon(grant.num_episodes, grant.max_turns)
         async with asyncio.TaskGroup() as trials:
             # Where the policy plays both seats of a game, two trials come from one play:
             # `indices_to_begin` has the index of the first of them.

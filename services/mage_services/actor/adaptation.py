@@ -3,8 +3,8 @@
 Each task is played in five arms: with its history (`own`), without any (`blind`), in independent
 trials of one episode (`retry`), and in two controls of which only the last episode is sampled.
 `swapped` begins with the task's own recorded answers, and its last episode has another task
-variant; `noise` begins with the answers of another task whose history is about as long. So the last
-episodes that are compared differ in nothing but what they follow.
+variant; `noise` begins with the answers of another task whose history is about as long. The last
+episodes of two arms are compared; they differ only in the history that they follow.
 
 A measurement that was interrupted continues where it stopped: recorded answers are given again
 instead of being sampled.
@@ -90,7 +90,7 @@ class Outcome:
     invalid: int
     """Number of invalid actions."""
     turns: int
-    """Number of actions, those of an episode that has not finished too."""
+    """Number of actions, including those of an unfinished episode."""
     history_tokens: int
     """Length of the context in which the last episode begins."""
     history_answers: int
@@ -129,8 +129,8 @@ class Record:
         """Write an answer down; raise a `RunError` if the disk is full or fails.
 
         Args:
-            text: text of an endpoint's answer; None for a model that we run, of whose answer the
-                tokens are written instead.
+            text: text of an endpoint's answer. None for a model that this process runs: then the
+                tokens are written.
         """
         content = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
         line = {"trial": trial, "model": served, **content, **asdict(usage)}
@@ -209,8 +209,8 @@ class Measurement:
         at_once: trials that are played concurrently.
 
     Raises:
-        ConfigError: a game has fewer than two held-out task variants, or all tasks are of one of
-            them, so there is no history of another.
+        ConfigError: a game has fewer than two held-out task variants, or all its tasks have the
+            same one; then `noise` finds no history of another variant.
     """
 
     def __init__(
@@ -263,8 +263,8 @@ class Measurement:
 
     def _keys(self, arms: Sequence[Arm]) -> Iterator[TrialKey]:
         """Yield the trials of some arms: first those of the first task of every game, then those of
-        the second task, and so on. So a measurement that is interrupted while the last two arms
-        are played has whole tasks already, which `returns` returns.
+        the second task, and so on. If a measurement is interrupted during the last two arms, all
+        trials of its first tasks have thus finished, and `returns` can use these tasks.
         """
         for number in range(self._num_tasks):
             for label in self._games:
@@ -328,13 +328,13 @@ class Measurement:
         """Return the name of a trial's answers in the record; a trial of the arm `noise` is named
         with the other task too, as in `rps/3/noise/7`.
         """
-        # With a larger `num_tasks` the history of another task may be the closest. A trial that was
-        # interrupted then begins anew: its recorded answers follow another history.
+        # If `num_tasks` is larger than before the interruption, a different task may have the
+        # closest history. The recorded answers followed the old one, so the trial begins anew.
         return f"{key.name}/{self._other(key)}" if key.arm == "noise" else key.name
 
     def _other(self, key: TrialKey) -> int:
-        """Return the index of a task of another variant: of these, the task whose history is
-        closest in length to that of this task.
+        """Return the index of the task whose history is the closest in length to that of this task,
+        among the tasks of other variants.
         """
         tasks, outcomes = self._tasks[key.game], self.record.outcomes
         lengths = [
@@ -354,8 +354,8 @@ class Measurement:
         )
 
     def scale(self, label: str) -> tuple[float, float]:
-        """Return the least and the largest return of an episode of a game: the declared ones, or
-        those that were seen.
+        """Return the least and the largest return of an episode of a game: the declared bounds, or
+        the extremes of the recorded episodes.
         """
         facts = self._games[label].environment.facts
         seen = [
@@ -369,7 +369,7 @@ class Measurement:
         return least, most
 
     def returns(self, label: str) -> list[TaskReturns]:
-        """Return the scaled returns of the tasks of a game of which all trials have finished."""
+        """Return the scaled returns of those tasks of a game whose trials have all finished."""
         least, most = self.scale(label)
         outcomes, game = self.record.outcomes, self._games[label]
 
@@ -398,7 +398,8 @@ class Measurement:
         """Return whether equal actions have earned equal rewards in all episodes of a task, often
         enough to conclude that the game has no chance.
 
-        Every class of a user's own is taken to have chance, because `reset` is given a seed.
+        This is needed for a user's own class, which always counts as one with chance, because its
+        `reset` receives a seed.
         """
         num_repeated = 0
         for number in range(self._num_tasks):
@@ -410,9 +411,9 @@ class Measurement:
                     for episode, (actions, reward) in enumerate(pairs, key.try_):
                         earned[tuple(actions)].append((episode, reward))
             for same in earned.values():
-                # An episode has the same seed in all arms, so a game whose chance follows the seed
-                # repeats itself there: only other episodes count as repetitions. Different rewards
-                # show chance anywhere.
+                # Episode n has the same seed in all arms, so there even a game with chance repeats
+                # itself: only an episode of another number counts as a repetition. Different
+                # rewards of any two episodes show that there is chance.
                 num_repeated += len({episode for episode, _ in same}) - 1
                 rewards = [reward for _, reward in same]
                 if max(rewards) - min(rewards) > 1e-9:

@@ -125,10 +125,10 @@ def recorded_guidance(run: RunDirectory, config: Config, version: int) -> Guidan
 
 REPORT_S = 5.0
 """Seconds between two reports of how many trials of the final sets are played."""
-LEFT_S = 10.0
-"""Seconds after a learner's last step within which its goodbye arrives."""
+GOODBYE_WAIT_S = 10.0
+"""Seconds within which a learner's goodbye has to arrive after its last step."""
 MEASURED_ON_REQUEST = ("diversity", "harder")
-"""Parts of an evaluation that only `mage evaluate` measures, where it is asked to."""
+"""Parts of an evaluation that only `mage evaluate` measures, by options of these names."""
 
 
 class Evaluator:
@@ -161,7 +161,7 @@ class Evaluator:
         self._num_sets = 0
         """Number of sets played so far, which makes the names of trials unique on the engine."""
 
-    def on(self, config: Config) -> "Evaluator":
+    def for_tasks_of(self, config: Config) -> "Evaluator":
         """Return an evaluator of other tasks, with the same engine and number of episodes."""
         stage = self._stage
         return Evaluator(config, self._chat, self.engine, stage.workers, stage.config.num_episodes)
@@ -272,9 +272,9 @@ PLAYED_S = 5.0
 def played_references(
     config: Config, policy: Path, num_trials: int, *, with_rule: bool = True
 ) -> dict[str, Any]:
-    """Return, as `references` does, what players without a model earn on the tasks of the
-    final held-out set: random play, and the rule of win-stay, lose-shift that the policy was cloned
-    from, if it was.
+    """Play tasks of the final held-out set without a model, and return the returns in the form of
+    `references`: those of random play, and those of the win-stay, lose-shift rule if the policy was
+    cloned from it.
 
     Nothing is played if the environment states references of its own, or does not say what an
     action may be.
@@ -282,7 +282,7 @@ def played_references(
     Args:
         policy: Model directory of version 0.
         num_trials: Largest number of trials of each player, which end after `PLAYED_S`.
-        with_rule: whether the environment is that of the policy's warm start.
+        with_rule: whether to play that rule too; it fits only the environment of the warm start.
     """
     environment, episodes = environment_of(config), config.evaluation.episodes
     if isinstance(environment, AgentTasks) or environment.references("heldout", episodes):
@@ -344,8 +344,9 @@ def write_evaluation(
     write_whole(run.evaluation, json.dumps(document, indent=2))
 
 
-# Tasks that are harder than those trained on, such as more boxes, for `mage evaluate --harder`. An
-# environment declares ladders: sequences of options, its rungs, each harder than the one before.
+# `mage evaluate --harder` plays tasks that are harder than those of training, such as with more
+# boxes. An environment declares ladders. A ladder is a sequence of rungs; a rung is a setting of
+# options that is harder than the rung before.
 
 Options = Mapping[str, Any]
 """Options of an environment by name."""
@@ -375,8 +376,8 @@ def ladder_of(config: Config, name: str) -> Ladder:
         ConfigError: there is no such ladder, no rung is harder, or each has words that a tiny
             policy does not know.
     """
-    # `environment.ladder` turns a curriculum on, which ends with the environment's own options.
-    # Harder tasks lie above these, so here the environment has its own options from the beginning.
+    # `environment.ladder` trains on easier rungs first, and on the environment's own options last.
+    # Harder rungs lie above these options, so the easier ones are left out here.
     section = msgspec.structs.replace(config.environment, ladder="")
     config = msgspec.structs.replace(config, environment=section)
     environment, part, own = environment_of(config), "", config
@@ -406,8 +407,8 @@ def _part_alone(config: Config, mix: Mix, label: str) -> Config:
             return msgspec.structs.replace(config, environment=environment)
     known = ", ".join(part.label for part in mix.parts if part.environment.ladders)
     raise ConfigError(
-        f"a mix has the ladders of its parts, and none of them is called {label!r}: name one that "
-        f"declares `ladders`, such as `--harder PART` or `PART/LADDER`; these do: {known or 'none'}"
+        f"the environment is a mix, and no part of it is called {label!r}: write `--harder PART` "
+        f"or `PART/LADDER` with a part that declares `ladders`; these do: {known or 'none'}"
     )
 
 
@@ -435,7 +436,7 @@ def with_rung(config: Config, rung: Options) -> Config:
     return msgspec.structs.replace(config, environment=environment)
 
 
-def times_as_long(config: Config, ladder: Ladder | None) -> float:
+def length_factor(config: Config, ladder: Ladder | None) -> float:
     """Return the factor by which the longest episode of any rung, in turns, exceeds the run's own;
     at least 1. Contexts have to be longer by this factor.
     """
@@ -461,7 +462,7 @@ async def score_rungs(
     on_end = counted(report, num_sets * num_trials)
 
     async def score_of(config: Config) -> Score:
-        other = evaluator.on(config)
+        other = evaluator.for_tasks_of(config)
         return await other.play("heldout", num_trials, FINAL_SEED, on_end=on_end)
 
     as_trained = await score_of(ladder.config) if ladder.part else heldout
@@ -514,7 +515,7 @@ class CurveEvaluator:
         connection broke.
         """
         had_finished = False
-        async for _ in ticks(LEFT_S):
+        async for _ in ticks(GOODBYE_WAIT_S):
             has_finished = await asyncio.to_thread(_has_finished, self._startup)
             if self._is_over:
                 return
@@ -557,7 +558,7 @@ class CurveEvaluator:
         if waiting:
             version = max(waiting)
             await self.load(evaluator.engine, version, waiting[version])
-        if version < self._config.learner.steps:  # the learner has left before it named the last
+        if version < self._config.learner.steps:  # the learner has left before it sent the last
             version, weights = await asyncio.to_thread(_last, self._startup)
             await evaluator.engine.load(version, weights)
         await self.finish(evaluator, version)
@@ -600,7 +601,7 @@ class CurveEvaluator:
             await self.begin(evaluator, 0)
         await self.load(evaluator.engine, version, weights)
         await self.begin(evaluator, version)
-        self._rest(evaluator.engine)
+        self._free_cache(evaluator.engine)
         while not isinstance(message := await self.messages.get(), Goodbye):
             match message:
                 # A restarted learner welcomes the evaluator with its newest weights, which it may
@@ -618,12 +619,12 @@ class CurveEvaluator:
                     await self._channel.send(Loaded(version=version))
                 case _:
                     raise RunError(f"an evaluator cannot take {type(message).__name__}")
-            self._rest(evaluator.engine)
+            self._free_cache(evaluator.engine)
         return version, waiting
 
-    def _rest(self, engine: Engine) -> None:
-        """Wait for the next version without the memory of keys and values: with a model of 135
-        million weights it is a gigabyte and a half, which the learner may need.
+    def _free_cache(self, engine: Engine) -> None:
+        """Free the memory of cached keys and values until the next version comes: with a model of
+        135 million weights it is a gigabyte and a half, which the learner may need.
         """
         self.time.enter("no version")
         engine.trim()
@@ -637,8 +638,8 @@ class CurveEvaluator:
     async def load(self, engine: Engine, version: int, path: Path) -> None:
         """Load weights, and tell the learner, which may then delete older ones."""
         self.time.enter("loading")
-        # A file, even where versions are sent to engines: the learner, which sends them, may have
-        # ended when the last points of the curve are played.
+        # Weights are read from files, even if the learner sends them to the actors' engines: it may
+        # have ended when the last points of the curve are played.
         receipt = await engine.load(version, on_disk(path))
         await self._channel.send(loaded(version, receipt))
 
@@ -719,7 +720,8 @@ async def main(startup: Startup, status: Status) -> None:
         hello = startup.hello("evaluator")
         channel = stack.enter_context(PeerChannel(startup.address, hello, keys=keys))
         curve_evaluator = CurveEvaluator(startup, status, channel)
-        # Adapters of a large model are merged in minutes, in which the heartbeats go on.
+        # In a thread: merging the adapters of a large model takes minutes, in which the channel
+        # still sends heartbeats.
         finished = await asyncio.to_thread(_finished, startup)
         if finished is None:
             await stack.enter_async_context(curve_evaluator.receiving())

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlaySession:
-    """Hold a task, the format and version of the policy that plays it, and the function that makes
-    its stage (what begins trials, with an engine).
+    """Hold a task, the chat format and version of the policy that plays it, and a function that
+    makes its `Stage`, with which trials are begun on an engine.
     """
 
     task: Task
@@ -150,7 +150,8 @@ async def play_by_person(
         workers: make the calls of an environment whose methods may block.
         tell: shows the person a text.
     """
-    # The generator `play` yields what it waits for: a call, an opponent's turn, or the person.
+    # The generator `play` yields a call, a prompt for the opponent, or a prompt for the person, and
+    # waits for the result.
     wanted = next(play)
     while True:
         try:
@@ -205,7 +206,7 @@ async def play_person_and_agent(
                 task,
                 config=trial_config,
                 chat=stage.chat,
-                # Begins the names of the past policy's sequences: it plays against the person.
+                # Prefix of the names of the sequences of the past policy, the person's opponent.
                 name="person",
                 version=version,
             )

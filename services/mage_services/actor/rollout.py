@@ -71,7 +71,7 @@ class Retries:
 
         Raises:
             InfrastructureFault: the last retry has failed, or the same mistake in the user's code
-                came back; of the type of `fault`, with the number of tries.
+                came back. The error has the type of `fault`, and names the number of tries.
         """
         is_same = before is not None and fault.mistake and fault.mistake == before.mistake
         if num_retries == self._most or is_same:
@@ -175,7 +175,7 @@ class Stage:
         begin = partial(self.begin, task, index, name, swap)
         return Planned.of(begin, task, index, self.config.num_episodes)
 
-    def under(self, num_episodes: int, max_turns: int) -> "Stage":
+    def with_horizon(self, num_episodes: int, max_turns: int) -> "Stage":
         """Return a copy with another horizon: episodes of a trial and turns of an episode."""
         config = self.config.with_horizon(self.environment, num_episodes, max_turns)
         return replace(self, config=config)

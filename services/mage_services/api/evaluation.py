@@ -28,11 +28,11 @@ from mage_services.actor.evaluator import (
     Report,
     at_intervals,
     ladder_of,
+    length_factor,
     no_guidance,
     played_references,
     recorded_guidance,
     score_rungs,
-    times_as_long,
     write_evaluation,
 )
 from mage_services.actor.play_session import chosen_policy
@@ -100,7 +100,8 @@ def evaluate(
         subfolders += [f"episodes_{episodes}"]
     ladder = None if harder is None else ladder_of(config, harder)
     policy, version = chosen_policy(run, config, checkpoint)
-    # On another environment the returns do not depend on those by which it was chosen.
+    # The best checkpoint was chosen by held-out returns of the environment of training, so only
+    # returns on that environment are biased.
     is_chosen = checkpoint == "best" and not environment
     best = best_checkpoint(run, config) if is_chosen else None
     folder = run.evaluated_in(version).joinpath(*subfolders)
@@ -115,7 +116,7 @@ def evaluate(
         )
         print(text, file=sys.stderr, flush=True)
     began, began_processor = time.monotonic(), time.process_time()
-    config = with_room_for(config, episodes, times_as_long(config, ladder))
+    config = with_room_for(config, episodes, length_factor(config, ladder))
     # Guidance is text that a method such as graph memory puts before a trial. It was learned about
     # the environment of training, so trials of another one begin without it.
     guidance = no_guidance if environment else recorded_guidance(run, config, version)
@@ -123,7 +124,7 @@ def evaluate(
     sets, more = run_to_end(playing)
     if best is not None and best.num_heldout:
         more = {**more, "chosen_of": best.num_heldout}
-    # The rule of win-stay that the policy was cloned from is one of its own environment.
+    # A win-stay rule that the policy was cloned from fits only the environment of training.
     played = played_references(config, run.policy, trials, with_rule=not environment)
     more = {**more, **played}
     target, is_as_trained = replace(run, root=folder), folder == run.root
@@ -140,7 +141,7 @@ def evaluate(
     if is_as_trained and "wall_s" in (recorded := read_document(run.summary)):
         costs = {name: recorded.get(name) for name in costs}
     summary = summarise(target, **costs)
-    if not is_as_trained:  # the folder has no metrics: the training was the run's
+    if not is_as_trained:  # metrics of the training are in the run's own folder
         summary |= {"steps": version, "complete": version >= config.learner.steps}
     write_summary(target, summary)
     target.report.write_text(render(target, summary), encoding="utf-8")
@@ -159,7 +160,7 @@ def _num_recorded(run: RunDirectory, version: int) -> int:
 
 def folder_of(environment: str, assignments: Sequence[str]) -> str:
     """Return the name of the folder for evaluations on another environment than that of training.
-    A digest keeps apart other options, and names that cannot be folders' names.
+    A digest follows the name if there are changes, or if the name cannot be that of a folder.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", environment)
     return f"environment_{distinct_name(safe, ','.join((environment, *assignments)))}"
