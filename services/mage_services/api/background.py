@@ -45,7 +45,7 @@ class Background(Generic[T]):
         self._is_open: threading.Event = threading.Event()
         self._failure: BaseException | None = None
         self._has_raised = False
-        """Whether `run` has raised the failure, which `__exit__` does not repeat."""
+        """Whether the failure was raised already; `__exit__` does not raise it again."""
         self._ended: Future[None] = Future()
         self._is_abandoned = False
         """Whether `__enter__` was interrupted."""
@@ -97,7 +97,7 @@ class Background(Generic[T]):
             # The end of the context manager cancels the coroutine, or the loop never began it.
             if self._task.done() and (not future.done() or future.cancelled()):
                 self._raise_failure()
-            return future.result(timeout=0)  # in time: one of the two has ended
+            return future.result(timeout=0)  # no need to wait: the coroutine or the loop has ended
         finally:
             future.cancel()  # has no effect if the coroutine has ended
 

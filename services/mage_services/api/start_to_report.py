@@ -105,8 +105,8 @@ def start_run(
         cluster: Address of a Ray cluster; "" for this machine.
         say: Called with each line for a person, until the run's own view begins.
         runner: Runs what is played before the run begins, and may cancel it.
-        printed: Stands in for stdout while a class is called before the run; None: what the class
-            prints is shown.
+        printed: Replaces stdout while a user's class is called before the run; None: prints of the
+            class are shown.
         more: Further arguments of `run_to_end`.
 
     Returns:
@@ -134,8 +134,8 @@ def start_run(
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
     if not is_resumed:
-        # Checked again under the lock. A directory that cannot be read cannot be written either,
-        # which is said where it is written.
+        # `_write_start` checks again under the lock. If the directory cannot be read, the error
+        # comes from the first attempt to write there, below.
         with suppress(OSError):
             directory.check_is_new()
     resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
@@ -172,7 +172,7 @@ def start_run(
             say(f"rehearsal: {printed.sentence()}")
     sources = own_sources(config)
     if not is_resumed:  # a resumed run keeps the policy that it began with
-        # With longer deadlines and a smaller batch, where the policy needs them.
+        # The result has longer deadlines and a smaller batch, if the policy needs them.
         config = run_preflight(config, num_actors, say, runner)
     elif directory.policy.is_dir():  # the class may have been edited
         check_words(config, directory.policy)
@@ -417,7 +417,8 @@ def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
         return EXIT_HALTED
     if number is None:
         return 0
-    # The last process may take seconds to exit, in which a signal ends nothing more.
+    # The last process may take seconds to exit. A signal may arrive then, although the run is
+    # complete.
     is_complete = read_document(run.evaluation).get("version") == supervisor.config.learner.steps
     what_is_left = (
         "all steps are trained, and the final sets are played"

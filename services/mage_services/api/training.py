@@ -26,9 +26,9 @@ from mage_services.terminal.run_state import Event, RunState, permanent_line
 
 T = TypeVar("T")
 
-DRAWN_EVERY_S = {True: 0.5, False: 20.0}
-"""Seconds between two updates of the progress bar: True if the output can overwrite its last line
-(a terminal or notebook), False if every update adds a line.
+REDRAWN_EVERY_S, PRINTED_EVERY_S = 0.5, 20.0
+"""Seconds between two updates of the progress bar: where the output can overwrite its last line (a
+terminal or notebook), and where every update adds a line.
 """
 OnStep = Callable[[dict[str, Any]], None]
 """Receives the metrics of a step, as a line of `metrics.jsonl` has them."""
@@ -170,7 +170,7 @@ class Relay:
         return asyncio.run(self._stoppable(work))
 
     async def _stoppable(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine, which `stop` cancels, also if it was called before."""
+        """Await a coroutine. `stop` cancels it, even if `stop` was called before."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._is_stopped:
             work.close()
@@ -190,7 +190,8 @@ class Relay:
 def _follow(relay: Relay, config: Config, on_step: OnStep | None, progress: bool) -> None:
     """Show the events of a run in a progress bar until its end, and call `on_step`."""
     state, drawn_at = RunState(config, time.monotonic()), 0.0
-    every_s = DRAWN_EVERY_S[sys.stderr.isatty() or "ipykernel" in sys.modules]
+    overwrites = sys.stderr.isatty() or "ipykernel" in sys.modules
+    every_s = REDRAWN_EVERY_S if overwrites else PRINTED_EVERY_S
     with tqdm(total=config.learner.steps, unit="step", disable=not progress) as bar:
         for process, event in relay:
             now = time.monotonic()
