@@ -310,7 +310,7 @@ def test_a_changed_model_or_class_is_another_measurement(
     assert main([*command, "--out", "out"]) == 2
     said = {
         "files": 'with files = "',
-        "sources": "of the games before a class of theirs was edited",
+        "sources": "from before a class of the games was edited",
     }
     assert f"out holds a measurement {said[changed]}" in capsys.readouterr().err
 

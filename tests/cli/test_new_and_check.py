@@ -545,9 +545,7 @@ def test_a_class_that_waits_is_checked_in_the_time_that_there_is(
     )
     assert "±" not in said
     assert re.search(r"  win-stay not played: its rule is found in \d+ trials, about \d{3} s", said)
-    assert (
-        "held-out tasks are not compared: 2 of each kind are told apart in 48 episodes, ab" in said
-    )
+    assert "held-out tasks are not compared: 2 of each split take 48 episodes, about " in said
     # 144 trials wait at the same time, for three steps of half a second each.
     part = re.findall(
         r"up to 144 trials at the same time, .* part of a step is about (\S+) s", said

@@ -47,8 +47,11 @@ def test_every_cell_has_its_values_and_its_seed(tmp_path: Path) -> None:
         ([*OVER, "--random", "0"], "must be at least 1, got 0"),
         ([*OVER, "--parallel", "0"], "must be at least 1"),
         ([*OVER, "--for-s", "nan"], "--for-s must be a number from 0, got nan"),
-        ([*OVER, "--set", "seed = 5"], "--set seed: every run gets a value of its own"),
-        ([*OVER, "--set", OVER[1].partition(",")[0]], "--set learner.learning_rate: every run"),
+        ([*OVER, "--set", "seed = 5"], "itself sets this key in every run, so --set has no effect"),
+        (
+            [*OVER, "--set", OVER[1].partition(",")[0]],
+            "--set learner.learning_rate: `mage sweep` itself",
+        ),
     ],
 )
 def test_what_is_no_sweep_is_one_sentence(
@@ -226,7 +229,7 @@ def test_a_combination_whose_run_fails_twice_is_given_up_and_the_search_goes_on(
     assert [searched(8, runs, tmp_path, monkeypatch) for _ in range(3)] == [1, 1, 0]
     assert len(runs.done) == 2 * 8 - 1
     said = capsys.readouterr().out
-    assert said.count("failed 2 times; it is given up") == 1
+    assert said.count("given up, because a run failed 2 times") == 1
     assert "best: " in said
 
 

@@ -1,11 +1,11 @@
 """`mage ablate`: measure what staleness costs, by bound, rule, correction, lag and seed.
 
-The command is a sweep (`mage sweep`) over these five keys. A rule, that of admission, decides which
+The command is a sweep (`mage sweep`) over these five keys. The rule of admission decides which
 groups of trials are granted to actors, trained or dropped. A lag delays the actors' weights on
-purpose, so that staleness changes and speed does not. Every combination is a whole run in a folder
-of its own under `--run-dir`. Called again, the command reads the finished runs and runs the missing
-ones, each in processes of its own, `--parallel` at once. In the end it writes `report.html` and
-`runs.csv`.
+purpose: it changes the staleness, but not the speed of the run. Every combination is a whole run in
+a folder of its own under `--run-dir`. Called again, the command reads the finished runs and runs
+the missing ones, each in processes of its own, `--parallel` at once. In the end it writes
+`report.html` and `runs.csv`.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     axis("--rules", "slots count drop", admission, choices=POLICIES, metavar="RULE")
     corrections = "values of learner.correction"
     axis("--corrections", "decoupled none ppo", corrections, metavar="NAME")
-    lag = "act with the weights of so many steps ago: age without a change of speed"
+    lag = "let actors use the weights of N steps ago: more staleness at the same speed"
     axis("--lags", "0", lag, metavar="N")
     axis("--seeds", "0 1 2", "seeds", metavar="N")
 
@@ -62,7 +62,7 @@ def ablation_of(given: argparse.Namespace) -> "Matrix":
     """Return the matrix of a command line, which has one cell for each combination.
 
     Raises:
-        ConfigError: a cell is no valid configuration; the sentence says which and why.
+        ConfigError: a cell is no valid configuration; the message names the key and the reason.
     """
     from mage_async.results.sweep import STALENESS, cells
 

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{' or '.join(PAPERS)} is that paper's test"
     )
     parser.add_argument("--games", metavar="A,B", help=games)
-    option = "an option of a game, such as maze.size=5; may be given again"
+    option = "an option of a game, such as maze.size=5; can be given several times"
     parser.add_argument(
         "--option", action="append", default=[], metavar="GAME.KEY=VALUE", help=option
     )
@@ -98,7 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "largest length of an answer (default: 512; of a run or a directory, the configuration's)"
     )
     add_number(parser, "--max-tokens", tokens, type=positive)
-    temperature = "(default: the endpoint's own; of a run or a directory, the configuration's)"
+    temperature = (
+        "temperature of sampling (default: the endpoint's own; of a run or a directory, the "
+        "configuration's)"
+    )
     add_number(parser, "--temperature", temperature, type=amount, metavar="T")
     price = "money per million prompt tokens and per million sampled tokens"
     parser.add_argument("--price", type=_price, metavar="IN,OUT", help=price)
@@ -422,8 +425,8 @@ def _check_same(file: Path, identity: dict[str, Any]) -> None:
         key = changed[0]
         if key == "sources":
             raise ConfigError(
-                f"{file.parent} holds a measurement of the games before a class of theirs was "
-                "edited: give this one another --out"
+                f"{file.parent} holds a measurement from before a class of the games was edited: "
+                "give this one another --out"
             )
         raise ConfigError(
             f"{file.parent} holds a measurement with {key} = {json.dumps(known.get(key))}, not "

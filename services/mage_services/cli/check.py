@@ -65,9 +65,9 @@ PARTS = (
     (
         "references",
         "known returns beside those of the agent",
-        "random play, win-stay and version 0 stand there",
+        "only random play, win-stay and version 0 are known",
     ),
-    ("min_return", "returns have bounds, with max_return", "colours relative to returns reached"),
+    ("min_return", "returns have bounds, with max_return", "colours relative to the returns seen"),
     ("anchor", "states with equal anchors share a baseline", "the last observation"),
     ("family", "reports by kind of task", "one kind"),
     ("belief", "a bonus for information can be paid", "no bonus for information"),
@@ -606,7 +606,7 @@ def _print_heldout(play: _Play, config: "Config", environment: "Environment") ->
     label = "held-out tasks are not compared"
     num_episodes = 2 * FEWEST * NUM_EPISODES
     if takes := play.too_long(num_episodes / config.trial.episodes):
-        print(f"{label}: {FEWEST} of each kind are told apart in {num_episodes} episodes, {takes}")
+        print(f"{label}: {FEWEST} of each split take {num_episodes} episodes, {takes}")
         return
     found = play.attempt(label, lambda: play.within_budget(compare_heldout(environment)))
     if found is None:

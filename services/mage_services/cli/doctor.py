@@ -21,8 +21,8 @@ EXIT_FOUND = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the runs, or the cluster."""
     parser.epilog = (
-        "Finished, living and interrupted runs are read alike. The exit status is 1 where anything "
-        "is found. The signatures are explained in docs/doctor.md, the nodes in docs/cluster.md."
+        "A run may be finished, interrupted or still going on. The exit status is 1 if anything is "
+        "found. The signatures are explained in docs/doctor.md, the nodes in docs/cluster.md."
     )
     runs = f"a run, or a folder that holds runs, at most {MAX_DEPTH} levels below it"
     parser.add_argument("run_dir", type=Path, nargs="*", help=runs)
@@ -91,7 +91,7 @@ def _all_runs(given: argparse.Namespace) -> int:
             if not records.metrics:
                 times, events = read_document(place.times), read_lines(place.events)
                 lines = before_first_step(times, events, is_held(place.lock), time.time())
-            # The other lines only say how far the run is.
+            # Lines without "note: " only say how far the run is.
             num_notes = sum(line.startswith("note: ") for line in lines)
             num_found += len(findings) + num_notes
             counts = [_counted(len(records.metrics), "step"), _counted(len(findings), "finding")]

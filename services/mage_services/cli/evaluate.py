@@ -21,9 +21,10 @@ REPEATS = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and the measurements."""
     parser.epilog = (
-        "The table holds the return of each episode with 95 % intervals, reference values and two "
-        "causal controls: blind (earlier episodes are not in the context) and swapped (somebody "
-        "else is hidden from the last episode on). Adaptation is what the controls take away."
+        "The table has the return of each episode with 95 % intervals, reference values and two "
+        "causal controls: blind (earlier episodes are not in the context) and swapped (in the last "
+        "episode, the hidden task variant is another one). The return that is lost under a control "
+        "is due to adaptation."
     )
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inside the run's"
     )
     parser.add_argument("--environment", metavar="NAME", help=environment)
-    key = "with --environment: a key of the configuration, such as environment.options.size=5"
+    key = "with --environment: change a key, such as environment.options.size=5"
     add_set(parser, key)
 
 

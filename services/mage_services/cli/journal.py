@@ -7,27 +7,27 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.options import add_number
 
-HELP = "List what a run's journal holds, a line a record, or export its trials."
+HELP = "List the records of a run's journal, one per line, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
-"""Kinds of records, by the words with which a line begins. A `head` is the first record of a file
-of the journal; a `receipt` says that an engine has loaded the weights of a version.
+"""Kinds of records; each line begins with its kind. A `head` is the first record of a file of the
+journal; a `receipt` says that an engine has loaded the weights of a version.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and the filters."""
     parser.epilog = (
-        "A line says what a record is and what it says; the texts of a trial are in an export, and "
-        "on the pages of `mage view`. Filters may be combined, and hold for an export too. The run "
-        "may still be going on."
+        "A line has the kind of a record and its main fields; the texts of trials are in an export "
+        "and on the pages of `mage view`. Filters can be combined, and select the trials of an "
+        "export too. The run may still be going on."
     )
     parser.add_argument("run_dir", type=Path)
-    kinds = "only these; may be given again"
+    kinds = "only records of this kind; can be given several times"
     parser.add_argument("--kind", action="append", default=[], choices=KINDS, help=kinds)
     add_number(parser, "--grant", "only the records of group N, the number in its grants")
-    add_number(parser, "--step", "only step N, and the groups it was computed from")
+    add_number(parser, "--step", "only the records of step N, and of the groups that it trained")
     export = (
-        "write the trials asked for, with text, returns, advantages and the environment's info, to "
+        "write the selected trials, with text, returns, advantages and the environment's info, to "
         "FILE.jsonl; with their tokens too to FILE.parquet or FILE.dataset (extra `export`: "
         "pyarrow), or to FILE.atif, a folder of trajectories that Harbor reads"
     )
@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _list(run: RunDirectory, given: argparse.Namespace) -> None:
-    """Print a line for each record that the filters want."""
+    """Print a line for each record that matches the filters."""
     from mage_async.protocol.journal_records import RecordFilter, line_of, trained_in
     from mage_services.journal.reader import open_journal, steps_in_words
 
@@ -64,13 +64,13 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
 
 
 def _export(run: RunDirectory, given: argparse.Namespace) -> None:
-    """Write the trials that the filters want to a file."""
+    """Write the trials that match the filters to a file."""
     from mage_services.journal.export import check_file, export, wanted_trials
 
     if given.kind and "trial" not in given.kind:
         raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
     check_file(given.export)
-    # It imports a tokenizer's library, which takes a while: wrong options are refused before.
+    # Imported after the checks of the options, because the library of tokenizers takes a while.
     from mage_async.inference.chat_files import load_chat
 
     chat = load_chat(run.policy)

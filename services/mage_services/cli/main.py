@@ -16,7 +16,7 @@ from typing import NoReturn
 from mage_async import __version__
 from mage_async.errors import MageError, RunFailed
 from mage_async.user_modules import did_you_mean
-from mage_services.cli.options import assignment_meant
+from mage_services.cli.options import suggested_assignments
 from mage_services.terminal import printing
 
 COMMANDS = {
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         tree.error(f"no command {arguments[0]!r}{did_you_mean(arguments[0], COMMANDS)}")
     given, unknown = tree.parse_known_args(arguments)
     if unknown:
-        given.parser.error(f"unknown: {' '.join(unknown)}{assignment_meant(given, unknown)}")
+        given.parser.error(f"unknown: {' '.join(unknown)}{suggested_assignments(given, unknown)}")
     status, prefix = 0, "mage" if given.command == "train" else f"mage {given.command}"
     try:
         with printing():
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
         error = first_failure(group)
         status = EXIT_FAILED if isinstance(error, RunFailed) else EXIT_USAGE
-        # Python before 3.14 raises it for a path in a folder that cannot be entered.
+        # A path in a folder that cannot be entered: Python before 3.14 raises a `PermissionError`.
         advice = "" if isinstance(error, MageError) else "; ask its owner, or take another path"
         print(f"{prefix}: {error}{advice}", file=sys.stderr)
     except* KeyboardInterrupt:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 MAX_PORT = 65_535
 """Largest number of a TCP port."""
-MOST_MEANT = 3
-"""Largest number of keys of one name that an error lists."""
+MAX_SUGGESTIONS = 3
+"""Largest number of assignments that an error suggests."""
 
 
 def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
@@ -28,7 +28,7 @@ def add_set(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help=text)
 
 
-def assignment_meant(given: argparse.Namespace, unknown: Sequence[str]) -> str:
+def suggested_assignments(given: argparse.Namespace, unknown: Sequence[str]) -> str:
     """Return " (did you mean `--set a.b=value`?)" for unknown arguments that assign a value to a
     key, "" for others.
     """
@@ -49,7 +49,7 @@ def assignment_meant(given: argparse.Namespace, unknown: Sequence[str]) -> str:
         meant = [each for each in named if not each.startswith(("warm_start.", "methods."))]
         meant = meant or named
         value = value or (rest[0] if rest and not rest[0].startswith("--") else "VALUE")
-    shown = " or ".join(f"`--set {each}={value}`" for each in meant[:MOST_MEANT])
+    shown = " or ".join(f"`--set {each}={value}`" for each in meant[:MAX_SUGGESTIONS])
     return f" (did you mean {shown}?)" if shown else ""
 
 
@@ -89,7 +89,9 @@ def add_server(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--host", default="127.0.0.1", help=host)
     free = "port; 0 takes a free one (default: 8000)"
     parser.add_argument("--port", type=port, default=8000, help=free)
-    add_number(parser, "--sessions", f"most {what} at once (default: 64)", 64, type=positive)
+    add_number(
+        parser, "--sessions", f"largest number of {what} at once (default: 64)", 64, type=positive
+    )
 
 
 def _parsed(text: str, kind: Callable[[str], T], accepts: Callable[[T], bool], wanted: str) -> T:

@@ -4,14 +4,14 @@ import argparse
 
 from mage_services.cli.options import add_config, add_number, add_set, amount, positive
 
-HELP = "Say what a configuration needs of memory and time, and whether that fits."
+HELP = "Estimate the memory and time that a configuration needs, and check that it fits."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the configuration and the hardware."""
     parser.epilog = (
-        "The learner's own code runs one update on tensors without values, so nothing is "
-        "downloaded and no GPU is needed. `mage train` does this before a launch on a GPU."
+        "The learner's own code runs one update on meta tensors, which have no values, so no "
+        "weights are downloaded and no GPU is needed. `mage train` does this before a run on a GPU."
     )
     add_config(parser, "config", nargs="?")
     add_set(parser, "change a key")
@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method", metavar="NAME", help="set the keys of a published method, before --set"
     )
     add_number(parser, "--actors", "actor processes (default: 1)", default=1, type=positive)
-    memory = "memory of each GPU, or of this machine (default: hardware.gpu's, or what it has)"
+    memory = "memory of each GPU, or of this machine (default: as found, or that of hardware.gpu)"
     add_number(parser, "--memory-gb", memory, default=0.0, type=amount, metavar="GB")
-    tokens = "tokens of a context on average (default: engine.max_tokens, the most there can be)"
+    tokens = "tokens of a context on average (default: engine.max_tokens, the largest number)"
     add_number(parser, "--context-tokens", tokens, default=0)
     rate = "measured speed in 10^12 operations a second (default: what the GPU's data sheet says)"
     add_number(parser, "--tflops", rate, default=0.0, type=amount, metavar="RATE")

@@ -12,7 +12,7 @@ from mage_services.cli.options import add_checkpoint, add_number, positive
 if TYPE_CHECKING:
     from mage_async.trials.human_play import HumanPrompt
 
-HELP = "Play a trial in the agent's place, then see what the agent makes of the same task."
+HELP = "Play a trial in the agent's place, then watch the agent play the same task."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,15 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "where it stopped. `mage config` explains the keys."
     )
     add_run_arguments(parser, "runs/sweep")
-    over = "values of a key, or a range: KEY=LOW..HIGH, KEY=LOW..HIGH:log; may be given again"
+    over = "values of a key, or a range: KEY=LOW..HIGH, KEY=LOW..HIGH:log; once for each key"
     parser.add_argument("--over", action="append", default=[], metavar="KEY=V1,V2", help=over)
     seeds = "seeds of the runs, by commas or spaces (default: 0)"
     parser.add_argument("--seeds", nargs="+", default=["0"], metavar="N", help=seeds)
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--random", type=int, metavar="N", help="N combinations drawn at random")
     search = (
-        "N combinations: drawn at random until ten are done, then each chosen by what the ones "
-        "before reached (extra `search`: Optuna)"
+        "N combinations: drawn at random until ten are done, then chosen by the results so far "
+        "(extra `search`: Optuna)"
     )
     ways.add_argument("--search", type=int, metavar="N", help=search)
     draw = "seed of --random and --search (default: 0)"
@@ -145,7 +145,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     parser.add_argument(
         "--method", metavar="NAME", help="a method for every run; --set overrides its keys"
     )
-    add_set(parser, "in every run")
+    add_set(parser, "change a key in every run")
     trials = f"tasks of each final set (default: {FINAL_TRIALS})"
     add_number(parser, "--trials", trials, FINAL_TRIALS)
     add_number(parser, "--actors", "actors of a run (default: 1)", 1)
@@ -153,7 +153,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
         "runs side by side (default: the number of CPU cores; a run with one actor fills one core)"
     )
     add_number(parser, "--parallel", parallel, num_cores())
-    for_s = "begin no run later than so many seconds from now"
+    for_s = "begin no run later than S seconds from now"
     add_number(parser, "--for-s", for_s, math.inf, type=float, metavar="S")
 
 
@@ -182,8 +182,8 @@ def matrix_of(
     own = {_key(text) for cell in wanted for text in cell.assignments()}
     if both := own.intersection(map(_key, given.set)):
         raise ConfigError(
-            f"--set {min(both)}: every run gets a value of its own of this key, which replaces "
-            f"that one: see `{given.parser.prog} --help` for the option that names the values"
+            f"--set {min(both)}: `{given.parser.prog}` itself sets this key in every run, so --set "
+            "has no effect on it: leave it out, and name the values by the option for them (--help)"
         )
     file = config_file.find(given.config)
     # No evaluation while a run trains, and a smaller one than usual at its end.

@@ -3,7 +3,8 @@
 A cell of the matrix is one run: a combination of values with one seed. An asyncio task for each
 waits until fewer than `parallel` runs go on, starts the run, waits for its end and writes the
 report again. A run that fails has no row in the report, and makes the exit status 1. SIGINT,
-SIGTERM and SIGHUP end the current runs, and so does a kill; the next command starts those again.
+SIGTERM and SIGHUP end the current runs, and so does a kill of this process. The next command runs
+those cells again.
 """
 
 import asyncio
@@ -93,7 +94,7 @@ def _last_line(log: Path) -> str:
 
 
 def write_files(matrix: Matrix) -> list[FinishedRun]:
-    """Write `report.html` and `runs.csv` of the runs that are done, which are returned."""
+    """Write `report.html` and `runs.csv` of the runs that are done; return these runs."""
     finished = matrix.finished_runs()
     if finished:
         num_cells, title, subject = len(matrix.configs), matrix.title, matrix.subject
@@ -130,8 +131,8 @@ def run_missing(matrix: Matrix) -> int:
     """Do as `run_matrix`, in a folder that this process has locked."""
     missing = [cell for cell in matrix.configs if not _is_finished(matrix, cell)]
     for cell in missing:
-        # The folder of a cell is removed before its run: no run of an earlier command that was
-        # killed may still go on in it.
+        # The folder of a cell is removed before its run. So this raises an error if a run is still
+        # going on there, such as one of an earlier command that was killed.
         if matrix.run_of(cell).root.is_dir():
             os.close(take_lock(matrix.run_of(cell)))
     num_runs = len(matrix.configs)
@@ -148,7 +149,8 @@ def run_missing(matrix: Matrix) -> int:
         finished = write_files(matrix)
         if finished and matrix.subject.is_about_staleness:
             reached = (
-                "in every setting with a bound some token reached its age (max_staleness + lag)"
+                "in every setting with a bound, some token reached the age of the bound "
+                "(max_staleness + lag)"
             )
             print(unreached_bounds_sentence(finished) or reached, flush=True)
     left = outcomes.count("left for later")
@@ -225,8 +227,8 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # No module of the current directory takes the place of another, and a run does not
-                # go on unseen if this process is killed.
+                # PYTHONSAFEPATH: a file of the current directory does not replace a module of the
+                # program. PARENT: the run ends if this process is killed.
                 env=os.environ | {"PYTHONSAFEPATH": "1", PARENT: str(os.getpid())},
             )
             try:

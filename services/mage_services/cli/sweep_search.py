@@ -42,9 +42,10 @@ TEXTS = "values"
 They are stored, because the digits of a number depend on the ends of its range, which may change.
 """
 NUM_DRAWN = 10
-"""Number of combinations with a result before which Optuna draws the next one at random."""
+"""Number of results that Optuna needs; until then it draws combinations at random."""
 NUM_TRIED = 16
-"""Number of combinations of which one must be a valid configuration."""
+"""Number of combinations drawn for a check, if the first values of all keys are not valid together;
+one of them must be a valid configuration."""
 MatrixOf = Callable[[Sequence[Setting]], Matrix]
 """Returns the matrix of some combinations of values, with every seed; raises a `ConfigError` if one
 is no valid configuration.
@@ -60,8 +61,8 @@ def search(axes: Sequence[Axis], count: int, seed: int, matrix_of: MatrixOf) -> 
         matrix_of: Returns the matrix of some combinations.
 
     Returns:
-        The last value of `run_missing`. The search ends early if it is not 0, or if a run was not
-        begun before `--for-s` was over.
+        The last exit status of `run_missing`. The search ends early if this is not 0, or if a run
+        was not begun before `--for-s` was over.
 
     Raises:
         ConfigError: Optuna is not installed, no combination that was tried is a valid
@@ -72,8 +73,8 @@ def search(axes: Sequence[Axis], count: int, seed: int, matrix_of: MatrixOf) -> 
         axis.choices.text(axis.choices.low) if isinstance(axis.choices, Range) else axis.choices[0]
         for axis in axes
     ]
-    # A wrong key or value is an error before anything is written. One combination alone does not
-    # show it: two keys may be valid with other values of each other.
+    # Refuse wrong keys and values before anything is written. Several combinations are checked,
+    # because two keys may contradict each other only at some of their values.
     fault = _fault(combination(axes, first), matrix_of)
     if fault and all(_fault(each, matrix_of) for each in drawn(axes, NUM_TRIED, seed)):
         raise fault
@@ -271,7 +272,7 @@ def _record(study: Any, chosen: Sequence[Combination], matrix: Matrix) -> bool:
             study.tell(number, state=TrialState.FAIL)
         elif any(matrix.num_failures(cell) >= MOST_FAILURES for cell in cells):
             study.tell(number, state=TrialState.FAIL)
-            print(f"{setting.label}: a run of it failed {MOST_FAILURES} times; it is given up")
+            print(f"{setting.label}: given up, because a run failed {MOST_FAILURES} times")
         else:
             num_open += 1
     return num_open == 0

@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cluster", default="", metavar="ADDRESS", help=cluster)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is written")
-    add_set(parser, "change one key of the configuration; may be given again")
+    add_set(parser, "change one key of the configuration; can be given several times")
     # Names are not listed: that would import every method, and numpy with them.
     method = (
-        "write a published method (mage_paper, lamer_paper, grpo and others of docs/methods.md), "
-        "or module:Class of your own, over the configuration, before --set"
+        "set the keys of a published method (mage_paper, lamer_paper, grpo and others of "
+        "docs/methods.md), or of a module:Class of your own, before --set"
     )
     agent = (
         "train a program that calls a model: a function (task, episode, base_url, api_key) that "
@@ -85,9 +85,9 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.processes.child_process import die_with_parent, ending_descendants
     from mage_services.terminal import CountedOutput, lasting_output
 
-    die_with_parent()  # a sweep, or an ablation
+    die_with_parent()  # the parent may be a sweep or an ablation
     with redirect_stdout(sys.stderr) if given.print_config else nullcontext():
-        config = _config(given)  # a class that is imported prints no TOML
+        config = _config(given)  # what an imported class prints goes to stderr
         if given.print_config:
             check_keys(config)
     if given.print_config:
