@@ -62,7 +62,7 @@ def test_no_room_for_the_learner_is_told_of_this_node_which_others_cannot_help(
 ) -> None:
     [notice], error = refused(False)
     assert notice.startswith("waiting until this node has room for the learner and the evaluator: ")
-    assert error.startswith("this node has had no room for the learner and the evaluator within ")
+    assert error.startswith("this node has had no room for the learner and the evaluator (")
     assert "lower learner.threads" in error
     assert "add nodes" not in notice + error
 
@@ -72,7 +72,7 @@ def test_no_room_for_the_actors_asks_for_more_nodes(
 ) -> None:
     [notice], error = refused(True)
     assert notice.startswith("waiting until the cluster has room for 1 actor: ")
-    assert error.startswith("the cluster has had no room for 1 actor within ")
+    assert error.startswith("the cluster has had no room for 1 actor (")
     assert "add nodes" in error
 
 

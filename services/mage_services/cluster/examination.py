@@ -27,11 +27,11 @@ from mage_services.processes.process import build_digest
 LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
 """Libraries that write or read what nodes exchange, so that their versions have to agree."""
 MODEL_FILES = ("config.json", *CHAT_FILES, "model*.safetensors")
-"""Files of a model that make it another model. The folder may hold further ones, such as README.md
-or weights in other formats, depending on the program that downloaded it."""
+"""Files by which a model is identified. Its folder may hold further files, such as README.md or
+weights in other formats, depending on the program that downloaded the model."""
 BLOCK_BYTES, MOST_BLOCKS = 1 << 16, 64
-"""Size in bytes of the blocks that are read of a model's file, evenly spread, and about how many of
-them. A part of a file is enough to tell two models apart, because training changes every tensor."""
+"""Size in bytes, and about the largest number, of the blocks that are read from a model's file,
+evenly spread. They are enough to tell two models apart, because training changes every tensor."""
 
 
 class Probe:
@@ -215,7 +215,7 @@ def _answers(references: dict[Node, Any]) -> dict[Node, Any]:
 
 
 def _silent(own: Node, why: str) -> ConfigError:
-    """Return the error that this machine's own node does not answer."""
+    """Return the error for the case that this machine's own node does not answer."""
     return ConfigError(f"this machine's own node {own.name} does not answer: {why}")
 
 

@@ -282,8 +282,8 @@ class Placement:
         self.say(f"waiting until {where} has room for {whose}: {needs}")
         if not group.wait(PLACEMENT_TIMEOUT_S):
             raise RunError(
-                f"{where} has had no room for {whose} within {PLACEMENT_TIMEOUT_S:g} s, which "
-                f"is {needs}: {advice}"
+                f"{where} has had no room for {whose} ({needs}) within "
+                f"{PLACEMENT_TIMEOUT_S:g} s: {advice}"
             )
 
 
