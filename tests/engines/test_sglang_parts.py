@@ -26,7 +26,11 @@ from mage_async.errors import ConfigError, PolicyError, RunError, UnreadableWeig
 from mage_async.policy.headers import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.arguments import check_context_length, chosen, known_names
+from mage_services.engines.sglang.arguments import (
+    check_context_length,
+    known_names,
+    server_arguments,
+)
 from mage_services.engines.sglang.server import generated, nothing_generated, spans_of
 from mage_services.processes.child_process import Channel, frame
 from mage_services.weights.weight_group import Manifest
@@ -234,10 +238,12 @@ def test_an_sglang_whose_cache_holds_no_whole_context_does_not_serve(
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_no_batch_is_computed_while_weights_change(has_gpu: bool) -> None:
-    made = chosen(RULES, Path("/m"), dtype="float32", has_gpu=has_gpu)
+    made = server_arguments(RULES, Path("/m"), dtype="float32", has_gpu=has_gpu)
     assert made["disable_overlap_schedule"]
     own = msgspec.structs.replace(RULES, server={"disable_overlap_schedule": False})
-    assert not chosen(own, Path("/m"), dtype="float32", has_gpu=has_gpu)["disable_overlap_schedule"]
+    assert not server_arguments(own, Path("/m"), dtype="float32", has_gpu=has_gpu)[
+        "disable_overlap_schedule"
+    ]
 
 
 def test_weights_come_in_sessions_from_0_5_21_on() -> None:
@@ -261,31 +267,31 @@ def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
 
 def test_arguments_of_the_configuration_come_over_ours() -> None:
     rules = msgspec.structs.replace(RULES, devices=[], server={"page_size": 16, "dp_size": 2})
-    arguments = chosen(rules, Path("/m"), dtype="bfloat16", has_gpu=True)
+    arguments = server_arguments(rules, Path("/m"), dtype="bfloat16", has_gpu=True)
     assert (arguments["page_size"], arguments["dp_size"]) == (16, 2)
     assert (arguments["max_running_requests"], arguments["dtype"]) == (8, "bfloat16")
     assert "device" not in arguments
-    assert chosen(RULES, Path("/m"), dtype="float32", has_gpu=False)["device"] == "cpu"
+    assert server_arguments(RULES, Path("/m"), dtype="float32", has_gpu=False)["device"] == "cpu"
 
 
 def test_what_another_key_says_cannot_be_said_twice() -> None:
     rules = msgspec.structs.replace(RULES, devices=[], server={"max_running_requests": 3})
     with pytest.raises(ConfigError, match=r"engine\.server: `max_running_requests` follows"):
-        chosen(rules, Path("/m"), dtype="float32", has_gpu=True)
+        server_arguments(rules, Path("/m"), dtype="float32", has_gpu=True)
 
 
 def test_the_gpus_of_an_engine_are_its_tensor_parallelism(tmp_path: Path) -> None:
     shape = {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3072}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": shape}))
     rules = msgspec.structs.replace(RULES, gpus_per_actor=4)
-    assert chosen(rules, tmp_path, dtype="bfloat16", has_gpu=True)["tp_size"] == 4
-    assert chosen(RULES, tmp_path, dtype="bfloat16", has_gpu=True)["tp_size"] == 1
+    assert server_arguments(rules, tmp_path, dtype="bfloat16", has_gpu=True)["tp_size"] == 4
+    assert server_arguments(RULES, tmp_path, dtype="bfloat16", has_gpu=True)["tp_size"] == 1
     other = msgspec.structs.replace(rules, server={"tp_size": 2})
     with pytest.raises(ConfigError, match=r"engine\.server: `tp_size` follows"):
-        chosen(other, tmp_path, dtype="bfloat16", has_gpu=True)
+        server_arguments(other, tmp_path, dtype="bfloat16", has_gpu=True)
     uneven = msgspec.structs.replace(RULES, gpus_per_actor=3)
     with pytest.raises(PolicyError, match="with 16 attention heads and 8 key-value heads cannot"):
-        chosen(uneven, tmp_path, dtype="bfloat16", has_gpu=True)
+        server_arguments(uneven, tmp_path, dtype="bfloat16", has_gpu=True)
 
 
 @pytest.mark.parametrize(

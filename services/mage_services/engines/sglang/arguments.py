@@ -5,8 +5,8 @@
     tp_size                         the model is shared over `engine.gpus_per_actor` GPUs
     page_size = 1                   a cached prefix is reused to its last token
     enable_custom_logit_processor   actions are restricted by `allowed_tokens.py`
-    disable_overlap_schedule        no batch is being computed while weights change; otherwise its
-                                    tokens, of the old weights, would count as of the new ones
+    disable_overlap_schedule        no batch is computed while weights change; otherwise tokens
+                                    sampled with the old weights would get the new version
     those of `_without_gpu`         PyTorch's own attention and sampling, no CUDA graphs
 
 `engine.server` may set any argument, except those of `_FIXED`.
@@ -32,7 +32,9 @@ _FIXED = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_re
 """Arguments that follow from other keys of the configuration."""
 
 
-def chosen(config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool) -> dict[str, Any]:
+def server_arguments(
+    config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool
+) -> dict[str, Any]:
     """Make the arguments of an engine, under the names of the newest supported SGLang.
 
     Raises:

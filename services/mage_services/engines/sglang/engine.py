@@ -20,8 +20,8 @@ from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_services.engines.engine import Engine
 from mage_services.engines.sglang.arguments import (
     check_context_length,
-    chosen,
     installed,
+    server_arguments,
     vocabulary,
 )
 from mage_services.engines.sglang.messages import (
@@ -228,7 +228,7 @@ class SglangEngine(Engine):
         installed()  # raises without a supported SGLang, before any process is started
         self._vocabulary = vocabulary(directory)
         check_context_length(config, directory)
-        self._arguments = chosen(config, directory, dtype=dtype, has_gpu=has_gpu)
+        self._arguments = server_arguments(config, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
         self._directory, self._config, self._name = directory, config, name
         self._watchdog = EngineWatchdog(
