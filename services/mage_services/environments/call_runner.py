@@ -88,10 +88,10 @@ class Handover:
         self._due: set[asyncio.AbstractEventLoop] = set()
 
     def put(self, *parts: Any) -> None:
-        """Put an item, from any thread. A closed event loop takes nothing.
+        """Put an item, from any thread; an item for a closed event loop is dropped.
 
-        Items that another event loop puts wake the receiving loop after the callbacks that the
-        other loop has ready now, or as soon as `BATCH` of them wait.
+        If the thread has an event loop of its own, it wakes the receiving loop only after the
+        callbacks that it has ready now, or as soon as `BATCH` items wait.
         """
         self._waiting.append(parts)
         if self._is_woken:
@@ -345,13 +345,13 @@ class CallRunner:
         self._running: set[CallClock] = set()
         """Clocks that run: of calls that have not returned, and do not wait for the policy."""
         self._calling_s, self._calling_since = 0.0, 0.0
-        """Seconds in which at least one clock ran, without the current stretch of time; and when
-        that stretch began, in the event loop's time.
+        """Seconds in which at least one clock ran, over the periods that have ended; and the start
+        of the current period, in the event loop's time.
         """
         self._next_look: asyncio.TimerHandle | None = None
         """Timer that looks for slow calls."""
         self._known_slow: set[str] = set()
-        """Names of functions of which a slow call was reported."""
+        """Names of the functions for which a slow call was reported."""
         self._leases = Leases(most_open, idle_s, self._close_idle)
         self._pool = WorkerPool(num_processes) if num_processes else None
         self._serial: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -422,7 +422,7 @@ class CallRunner:
     async def close(self) -> None:
         """Wait up to `CLOSING_S` for objects to be closed, and end the worker processes.
 
-        Cancellation leaves them to end with this process.
+        After a cancellation, objects and processes end with this process.
         """
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSING_S)
@@ -487,7 +487,7 @@ class CallRunner:
             self._go_on(clock)
 
     def _hold(self, clock: CallClock) -> None:
-        """Stop a clock, if nobody holds it yet, and take away its deadline meanwhile."""
+        """Stop a clock, if nobody holds it yet, and suspend its deadline."""
         clock.num_holds += 1
         if clock.num_holds > 1:
             return
@@ -627,8 +627,8 @@ class CallRunner:
             return await result
         except asyncio.CancelledError:
             coroutines.cancel(result)
-            # Also without a deadline of its own: in a worker process, the actor's deadline cancels
-            # a call.
+            # Even if this runner has no deadline: in a worker process, calls are cancelled at the
+            # deadline of the actor.
             self._in_background(self._leave_blocked_loop(coroutines), "checking an event loop")
             raise
 
