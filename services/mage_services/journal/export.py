@@ -67,13 +67,13 @@ def check_file(file: Path) -> None:
     """Refuse a file in which no trials can be written.
 
     Raises:
-        RunError: the ending is unknown, pyarrow is needed and not installed, there is a folder of
-            that name, or none that it would lie in.
+        RunError: the ending is unknown, pyarrow is needed and not installed, a folder has that
+            name, or the folder of the file does not exist.
     """
     if file.suffix not in WRITERS:
         known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
         raise RunError(f"{file}: an export ends in {known}, got {file.suffix!r}")
-    # Writing would find out only once all trials have been read.
+    # Otherwise these errors would be raised only after all trials were read.
     if file.is_dir():
         raise RunError(f"{file} is a folder, which is not overwritten: choose another name")
     if not file.parent.is_dir():
@@ -137,9 +137,9 @@ def trial_row(attributed_trial: AttributedTrial, chat: ChatFormat) -> dict[str, 
 def token_columns(attributed_trial: AttributedTrial) -> dict[str, list[np.ndarray]]:
     """Return the values of every token of a trial, by name; one array per segment.
 
-    Versions, staleness and advantages are 0 where the policy did not sample the token, and the
-    latter two also where no step trained it; advantages also where a part of the batch of its step
-    is no longer in the journal.
+    Versions, staleness and advantages are 0 for tokens that the policy did not sample. Staleness
+    and advantages are also 0 for tokens that no step trained. Advantages are also 0 if the journal
+    no longer has the whole batch of the step.
     """
     segments = attributed_trial.trial.segments
     columns: dict[str, list[np.ndarray]] = {
