@@ -90,7 +90,8 @@ def prepare(
     methods: Methods,
     gang: Gang,
 ) -> Prepared:
-    """Load the newest checkpoint, or else the prepared policy, and train the later steps again.
+    """Prepare the policy of a new run, load the newest checkpoint or else that policy, and train
+    the steps of the journal after the checkpoint again.
 
     Args:
         report: called with the progress of a warm start.
@@ -108,7 +109,7 @@ def prepare(
     origin, newest = "as prepared before", next(reversed(checkpoints(run.checkpoints)), None)
     is_new = not run.policy.exists()
     what = "the warm start" if is_new and config.warm_start else "the policy"
-    # No step is trained yet, so a learner that is started again would lack the memory too.
+    # `is_first`: no step is trained yet, so a restarted learner would lack the memory too.
     with limited_memory(what, config, run, is_first=True):
         if is_new:
             deadline_s = config.environment.step_deadline_s
@@ -238,14 +239,14 @@ def _remove_lines_after(file: Path, key: str, version: int) -> None:
         return
     text = file.read_bytes()
     lines = text.split(b"\n")[:-1]
-    kept = b"".join(line + b"\n" for line in lines if _number(line, key) <= version)
+    kept = b"".join(line + b"\n" for line in lines if _value(line, key) <= version)
     if kept != text:
         write_whole(file, kept)
 
 
-def _number(line: bytes, key: str) -> float:
+def _value(line: bytes, key: str) -> float:
     """Return the value of a key in a line of JSON; infinity if the line is damaged."""
     try:
         return float(json.loads(line)[key])
-    except ValueError:  # no JSON, or no text
+    except ValueError:  # not JSON, or not UTF-8
         return math.inf
