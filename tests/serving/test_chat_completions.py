@@ -12,13 +12,16 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from mage_async.completion import Prompt, Sampling
 from mage_async.config import config_file
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import TurnLost
+from mage_async.errors import ContextFull, TurnLost
 from mage_async.inference.chat_files import load_chat
+from mage_services.engines.chat_endpoint import ChatEndpoint, Endpoint, text_chat
 from mage_services.gateway.chat_completions import (
     BadRequest,
     CalledFunction,
@@ -129,6 +132,17 @@ def test_a_bad_request_is_answered_with_the_reason(address, body, reason):
     status, reply = post(address, body)
     assert status == 400
     assert reason in reply["error"]["message"]
+
+
+def test_a_conversation_that_is_too_long_ends_one_trial_of_a_measurement_of_the_server(address):
+    async def measure():
+        endpoint = Endpoint(url=address, model="finished")
+        async with ChatEndpoint(endpoint, print) as engine:
+            tokens = np.array(text_chat().opening("rock " * 200), np.int32)
+            await engine.complete(Prompt("trial", tokens, Sampling(max_tokens=1), seed=0))
+
+    with pytest.raises(ContextFull, match="does not fit"):
+        asyncio.run(measure())
 
 
 def test_a_regex_restricts_an_answer_to_the_legal_actions_of_a_turn(address):

@@ -56,6 +56,8 @@ MAX_PAUSE_S = 60.0
 SPENT_QUOTA = "insufficient_quota"
 """Type or code of OpenAI's error if the account has no credit left. Its status is 429, as that of a
 rate limit."""
+TOO_LONG = "context_length_exceeded"
+"""Code of OpenAI's error, and of `mage serve`, if the context does not hold a prompt."""
 _FULL = re.compile(
     r"context.{0,20}(length|window|size)|maximum (context|prompt length)|too many tokens"
     r"|`inputs` (tokens|must have less)|input token count\b.{0,40}exceeds"
@@ -409,7 +411,7 @@ class ChatEndpoint:
             if status == 429 and pause_s is None:
                 pause_s = _growing_pause(max(0, self._num_limited - 1))
             raise _Again(f"HTTP {status}: {reason}", pause_s if status in (429, 503) else None)
-        if status in (400, 413, 422) and _FULL.search(reason):
+        if status in (400, 413, 422) and (TOO_LONG in kinds or _FULL.search(reason)):
             raise ContextFull(f"{self._endpoint.model}: {reason}")
         advice = {
             400: "; change the request with --request",

@@ -334,8 +334,10 @@ class ChatServer:
             chat_request = read_request(await request.read())
             session = request.headers.get(SESSION, "")
             answer = await self._conversations.answer(chat_request, session)
-        except (BadRequest, ContextFull) as error:
+        except BadRequest as error:
             return error_response(400, str(error))
+        except ContextFull as error:
+            return error_response(400, str(error), "context_length_exceeded")
         except InfrastructureFault as fault:
             return error_response(503, str(fault))
         return completion_response([answer], self._model, chat_request)
