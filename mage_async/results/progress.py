@@ -112,6 +112,11 @@ _KINDS = [
         "wrote there why it ended.",
     ),
     (
+        r"\brun\(\) must return",
+        "a call returned a wrong value",
+        "Let the program return a finite number at the end of each episode.",
+    ),
+    (
         r"must return|must be an? `",
         "a call returned a wrong value",
         "Return what docs/your_environment.md says that the method returns.",
@@ -126,6 +131,11 @@ _KINDS = [
         "the program raised after a cut answer",
         "Raise transcript.max_action_tokens or the call's own limit, or let the program read "
         "answers that are cut.",
+    ),
+    (
+        r"\brun\(\) raised \w+",
+        "the environment raised",
+        "Mend the program, or let it return a low reward for what the model itself did wrong.",
     ),
     (
         r"raised \w+",

@@ -256,6 +256,15 @@ REASONS = {
         "environment.step_deadline_s",
     ),
     "lock:Lock against 'a', seed 7: raised KeyError: 'x'": ("the environment raised", "mage play"),
+    # `mage play` plays no program.
+    "agent:m:f, task a, seed 7, episode 1: run() raised KeyError: 'x'": (
+        "the environment raised",
+        "Mend the program",
+    ),
+    "agent:m:f, task a, seed 7, episode 1: run() must return a finite reward, got None": (
+        "a call returned a wrong value",
+        "Let the program return",
+    ),
     "lock:Lock against 'a', seed 7, episode 1, turn 2: the adviser raised KeyError: 'x'": (
         "the adviser raised",
         "adviser of the method",
