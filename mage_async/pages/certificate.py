@@ -109,6 +109,11 @@ def warnings_of(
         found.append(f"{share} of the answers were cut at {limit} tokens (--max-tokens)")
     if costs["empty"] / calls > LARGE_SHARE:
         found.append(f"{percent(costs['empty'] / calls)} of the answers were empty")
+    if not (costs["prompt_tokens"] and costs["completion_tokens"]):
+        found.append(
+            "the endpoint does not state how many tokens it reads or samples, so neither their "
+            "number nor their price is known"
+        )
     return found
 
 

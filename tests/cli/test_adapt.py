@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from mage_async.assembly import environment_of
 from mage_async.completion import Completion, Prompt
@@ -20,7 +21,7 @@ from mage_services.cli.adapt import _num_tasks, _show, add_arguments
 from mage_services.cli.main import main
 from mage_services.engines import chat_endpoint
 from mage_services.terminal.view import make_view
-from tests.helpers.chat_server import ChatServer, answering, refusing
+from tests.helpers.chat_server import ChatServer, answer, answering, refusing
 from tests.helpers.known_players import SignedBoxes, orbit_reply, reply_of
 
 GAME = "tests.helpers.known_players:SignedBoxes"
@@ -75,6 +76,21 @@ def test_a_mix_is_refused_before_there_is_a_folder(
     assert adapt("http://127.0.0.1:9/v1", out, "--games", "mix", "--option", parts) == 2
     assert "name its environments, as in --games rps,bandit" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_no_price_is_stated_of_tokens_that_the_endpoint_does_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def uncounted(request: web.Request) -> web.Response:
+        text = reply_of("bayes")((await request.json())["messages"])
+        return web.json_response(answer(text) | {"usage": None})
+
+    with ChatServer(reply_of("bayes"), {-1: uncounted}).in_thread() as url:
+        assert adapt(url, tmp_path, "--price", "1,10") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "neither their number nor their price is known" in said
+    assert "in money" not in said
+    assert json.loads((tmp_path / "certificate.json").read_text())["costs"]["money"] is None
 
 
 class Unbounded(SignedBoxes):

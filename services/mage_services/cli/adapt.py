@@ -556,7 +556,8 @@ def _document(
     tasks = {game.label: measurement.returns(game.label) for game in games}
     every = [task for each in tasks.values() for task in each]
     usage = asdict(record.usage)
-    money = None if given.price is None else _money(usage, given.price)
+    is_counted = bool(usage["prompt_tokens"] and usage["completion_tokens"])
+    money = _money(usage, given.price) if given.price is not None and is_counted else None
     costs = usage | {"wall_s": wall_s, "money": money}
     counts = {label: measurement.counts(label) for label in tasks}
     lengths = {game.config.sampling.max_tokens for game in games}
