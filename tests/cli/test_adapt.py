@@ -178,6 +178,20 @@ def test_an_interrupted_measurement_loses_nothing(
     assert first["tasks"] == second["tasks"]
 
 
+def test_no_trial_rests_on_answers_of_an_endpoint_that_returned_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = dict.fromkeys(range(100, 130), answering(""))
+    server = ChatServer(reply_of("bayes"), silent)
+    with server.in_thread() as url:
+        assert adapt(url, tmp_path, "--concurrency", "1") == 1
+        assert "returned no text in 10 calls in a row" in capsys.readouterr().err
+        assert adapt(url, tmp_path, "--concurrency", "1") == 0
+    document = json.loads((tmp_path / "certificate.json").read_text())
+    assert document["costs"]["empty"] == 0
+    assert document["returns"]["own"][1][0] == 1.0
+
+
 def test_one_task_is_refused_before_the_model_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

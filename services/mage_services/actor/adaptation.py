@@ -117,6 +117,9 @@ class Record:
         """Usage of all recorded answers."""
         self.served: str | None = None
         """Name of the model that has answered."""
+        self._held: list[tuple[Path, dict[str, Any]]] = []
+        """Lines that wait for an answer with text: empty answers, and what followed them. If none
+        comes, the endpoint was out of order, and no trial is to rest on what it did not say."""
         for line in read_lines(self._answers_file):
             self._take(line)
         for line in read_lines(self._trials_file):
@@ -134,15 +137,26 @@ class Record:
         """
         content = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
         line = {"trial": trial, "model": served, **content, **asdict(usage)}
-        with writing(str(self._answers_file), "make room"):
-            append_lines(self._answers_file, [line])
+        self._held.append((self._answers_file, line))
+        if not usage.empty:
+            self.write_held()
         self._take(line)
 
     def add_outcome(self, trial: str, outcome: Outcome) -> None:
         """Write the outcome of a finished trial down; raise a `RunError` as `add_answer` does."""
-        with writing(str(self._trials_file), "make room"):
-            append_lines(self._trials_file, [{"trial": trial, **asdict(outcome)}])
+        behind_empty = bool(self._held)
+        self._held.append((self._trials_file, {"trial": trial, **asdict(outcome)}))
+        if not behind_empty:
+            self.write_held()
         self.outcomes[trial] = outcome
+
+    def write_held(self) -> None:
+        """Write the lines that wait; raise a `RunError` as `add_answer` does."""
+        while self._held:
+            file, line = self._held[0]
+            with writing(str(file), "make room"):
+                append_lines(file, [line])
+            del self._held[0]
 
     def _take(self, line: Mapping[str, Any]) -> None:
         """Add a line of the file of answers to this object."""
@@ -252,6 +266,7 @@ class Measurement:
                 for key in self._keys(arms):
                     if key.name not in self.record.outcomes:
                         group.create_task(self._play(key), name=key.name)
+        self.record.write_held()
 
     def num_trials(self) -> int:
         """Return the number of trials of the whole measurement."""
