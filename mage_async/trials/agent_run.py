@@ -286,6 +286,7 @@ class AgentRun:
                 f"{place} returned without a call of the policy: pass `base_url` and `api_key` to "
                 "its client",
                 kind="run() called nothing",
+                mistake="run() called nothing",
             )
         self._reward = value.outcome.reward
         self._turns[acts[-1]] = replace(self._turns[acts[-1]], reward=self._reward)

@@ -53,6 +53,15 @@ def test_a_program_that_goes_wrong_costs_its_trial_alone(
     assert engine.statistics().num_contexts == 0
 
 
+def test_a_program_that_calls_nothing_twice_is_not_tried_again(chat: ChatFormat) -> None:
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        return 1.0
+
+    (fault,) = played(tasks_of(run), chat, scripted(chat, " rock"), retries=8)
+    assert "after 2 tries: " in str(fault)
+    assert "returned without a call of the policy" in str(fault)
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
