@@ -4,8 +4,10 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -156,6 +158,27 @@ def test_a_fault_that_stays_ends_the_work_with_its_reason(
     fault: chat_server.Fault, sentence: str
 ) -> None:
     assert sentence in refused(ChatServer(lambda messages: "", {-1: fault}), text_of)
+
+
+def test_a_redirect_that_ends_nowhere_is_named() -> None:
+    async def moved(request: chat_server.web.Request) -> chat_server.web.Response:
+        return chat_server.web.Response(status=301, headers={"Location": "/v2/chat"})
+
+    sentence = refused(ChatServer(lambda messages: "", {0: moved}), text_of)
+    assert re.search(r"; it redirects to http://\S+/v2/chat: give --model that address", sentence)
+
+
+def test_a_certificate_that_is_not_trusted_ends_the_work_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def post(*given: object, **more: object) -> None:
+        key: Any = SimpleNamespace(host="a", port=443, is_ssl=True)
+        raise aiohttp.ClientConnectorCertificateError(key, OSError("self-signed certificate"))
+
+    monkeypatch.setattr(aiohttp.ClientSession, "post", post)
+    sentence = refused(ChatServer(lambda messages: ""), text_of)
+    assert "not trusted: self-signed certificate; put the file" in sentence
+    assert "SSL_CERT_FILE" in sentence
 
 
 @pytest.mark.parametrize("where", ["type", "code"])

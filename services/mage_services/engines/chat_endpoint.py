@@ -351,6 +351,12 @@ class ChatEndpoint:
             raise _Again("the connection was cut in the middle of an answer") from None
         except aiohttp.InvalidURL:
             raise ConfigError(f"{self._endpoint.url!r} is no address") from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise RunError(
+                f"{self._endpoint.url} has a certificate that is not trusted: "
+                f"{error.certificate_error}; put the file with the certificate of its authority "
+                "into SSL_CERT_FILE"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise _Again(f"no connection: {error or type(error).__name__}") from None
 
@@ -421,6 +427,9 @@ class ChatEndpoint:
             429: "; the account's quota is spent, and no pause restores it: raise it, or put "
             f"the key of another account into {self._endpoint.key_variable}",
         }.get(status, "")
+        # A redirected POST often becomes a GET, and loses the key where the host is another one.
+        if response.history:
+            advice = f"; it redirects to {response.url}: give --model that address"
         raise RunError(f"{self._endpoint.address} refused: HTTP {status}: {reason}{advice}")
 
     def _check_served(self, served: str) -> None:
