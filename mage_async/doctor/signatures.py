@@ -465,8 +465,11 @@ def return_collapse(run: History) -> Sightings:
 
 # Signatures of the system: waiting processes, failing members, resources that run out.
 
-MISTAKEN = ("the environment raised", "a call returned a wrong value")
-"""Kinds of drops whose cause is the code of the user's class."""
+MISTAKEN = (
+    *("the environment raised", "a call returned a wrong value"),
+    *("the program did not call the policy", "the program raised after a refused call"),
+)
+"""Kinds of drops whose cause is the code of the user's class or program."""
 
 
 def class_raises(run: History) -> Sightings:

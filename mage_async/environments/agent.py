@@ -32,9 +32,9 @@ class Session:
     """Error of a call of the policy that was refused because its conversation no longer fits the
     context; "" if none was.
     """
-    cut_note: str = ""
-    """Clause that says at which limit of tokens the policy's latest answer was cut; "" if the
-    answer ended by itself.
+    call_note: str = ""
+    """Clause on the latest call of the policy: at which limit of tokens its answer was cut, or that
+    the call was refused; "" if the answer ended by itself.
     """
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Returns a context manager within which a call waits for the policy's answer. `CallRunner`
@@ -76,9 +76,9 @@ class AgentProgram(Callee):
         return "" if method == "close" else "run"
 
     def circumstance(self) -> str:
-        """Return where the policy's latest answer was cut; see `Callee.circumstance`."""
+        """Return what went wrong with the latest call; see `Callee.circumstance`."""
         # A program that takes a cut answer apart often raises.
-        return self.session.cut_note
+        return self.session.call_note
 
     async def check(self) -> None:
         """Check before training, without a policy, whether the program could run. The default

@@ -278,6 +278,8 @@ class Call:
             sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
         if circumstance := self.callee.circumstance():
             sentence += f"; {circumstance}"
+            # The next try begins with the same seeds, so what the policy answers comes back too.
+            mistake = mistake or circumstance
         fault = NoRoom if says_no_room(error) else CallFault
         return fault(in_utf8(sentence), f"{self.name}() {raised}", in_utf8(mistake))
 

@@ -127,6 +127,16 @@ _KINDS = [
         "Mend the adviser of the method: the reason names the task and the turn.",
     ),
     (
+        r"without a call of the policy",
+        "the program did not call the policy",
+        "Give its client the `base_url` and the `api_key` that it gets for each episode.",
+    ),
+    (
+        r"call of the policy was refused",
+        "the program raised after a refused call",
+        "Change the request as the answer with status 400 says.",
+    ),
+    (
         r"last answer was cut at",
         "the program raised after a cut answer",
         "Raise transcript.max_action_tokens or the call's own limit, or let the program read "

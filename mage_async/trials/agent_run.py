@@ -479,7 +479,7 @@ class AgentRun:
         is_ended = is_stopped or int(completion.tokens[-1]) in self._chat.stop_tokens
         assert self._session is not None
         is_cut = not is_ended and num_drawn >= self._limit(pending.policy_call)
-        self._session.cut_note = self._cut_in_words(pending.policy_call) if is_cut else ""
+        self._session.call_note = self._cut_in_words(pending.policy_call) if is_cut else ""
         return Choice(
             text,
             answer.calls,

@@ -53,6 +53,16 @@ def test_a_program_that_goes_wrong_costs_its_trial_alone(
     assert engine.statistics().num_contexts == 0
 
 
+def test_a_program_that_sends_what_is_refused_twice_is_not_tried_again(chat: ChatFormat) -> None:
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        status, _ = await post(url, "chat/completions", {"messages": said("a"), "stop": 5})
+        raise RuntimeError(status)  # as clients do, whose exceptions are classes of their own
+
+    (fault,) = played(tasks_of(run), chat, scripted(chat, " rock"), retries=8)
+    assert "after 2 tries: " in str(fault)
+    assert "its latest call of the policy was refused with status 400" in str(fault)
+
+
 def test_a_program_that_calls_nothing_twice_is_not_tried_again(chat: ChatFormat) -> None:
     async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
         return 1.0

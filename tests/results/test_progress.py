@@ -261,6 +261,12 @@ REASONS = {
         "the environment raised",
         "Mend the program",
     ),
+    "agent:m:f, task a, seed 7, episode 1: run() raised BadRequest: 400; its latest call of the "
+    "policy was refused with status 400": ("the program raised after a refused call", "status 400"),
+    "agent:m:f, task a, seed 7, episode 1: run() returned without a call of the policy": (
+        "the program did not call the policy",
+        "`base_url`",
+    ),
     "agent:m:f, task a, seed 7, episode 1: run() must return a finite reward, got None": (
         "a call returned a wrong value",
         "Let the program return",

@@ -275,7 +275,7 @@ class Gateway:
         request: web.Request,
     ) -> web.Response:
         """Answer a request, or say in its protocol why not."""
-        code = None
+        code, endpoint = None, None
         try:
             endpoint = self._endpoint_of(request)
             return await handle(endpoint, await request.read())
@@ -285,6 +285,8 @@ class Gateway:
             status, why = 400, str(error)
         except RecursionError:  # the request could be decoded, but a part of it not encoded again
             status, why = 400, "the request is nested too deeply"
+        if endpoint is not None and status == 400 and code is None:
+            endpoint.session.call_note = "its latest call of the policy was refused with status 400"
         if request.path.endswith("/messages"):
             return anthropic_error(status, why)
         return error_response(status, why, code)
