@@ -26,6 +26,8 @@ COLOURS = {"own": "heldout", "blind": "blind", "retry": "train", "swapped": "swa
 other pages. `noise` stands in the table alone: those pages have no fifth set, and it has a return
 of the last episode only.
 """
+MOST_SHOWN = 80
+"""Characters of an invalid answer that are shown: its end, where the action is to stand."""
 COMPARED = {
     "first": "the first episode",
     "blind": "blind",
@@ -85,11 +87,12 @@ def warnings_of(
         limits: Largest numbers of tokens of a completion: of an action, and of a reflection.
     """
     found = []
-    for label, (actions, invalid, trials, cut, lost) in counts.items():
+    for label, (actions, invalid, trials, cut, lost, example) in counts.items():
         if actions and invalid / actions > LARGE_SHARE:
             share = percent(invalid / actions)
+            written = f", such as {example[-MOST_SHOWN:]!r}" if example else ""
             found.append(
-                f"{label}: {share} of the actions were invalid, so the model may not have "
+                f"{label}: {share} of the actions were invalid{written}, so the model may not have "
                 "understood what to write"
             )
         if cut:

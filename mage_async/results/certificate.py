@@ -64,6 +64,8 @@ class PlayCounts(NamedTuple):
     """Number of trials that were cut short."""
     without_remark: int
     """Number of trials in which a reflection had no tags."""
+    example: str = ""
+    """First answer of a trial whose actions were all invalid; "" if there is no such trial."""
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -306,7 +306,8 @@ def test_refused_actions_of_an_episode_that_was_not_finished_are_actions_too(
     counts = {(each["turns"], each["invalid"]) for each in lines if each["trial"].endswith("/own")}
     assert counts == {(2, 2)}
     warnings = json.loads((tmp_path / "certificate.json").read_text())["warnings"]
-    assert f"{GAME}: 100 % of the actions were invalid, so the model may" in warnings[0]
+    shown = "such as 'I press nothing.', so the model may"
+    assert f"{GAME}: 100 % of the actions were invalid, {shown}" in warnings[0]
 
 
 def test_another_measurement_needs_another_folder(

@@ -437,15 +437,24 @@ class Measurement:
 
     def counts(self, label: str) -> PlayCounts:
         """Count the actions and the trials of a game."""
-        found = [
-            each for name, each in self.record.outcomes.items() if name.startswith(f"{label}/")
-        ]
+        named = {
+            name: each
+            for name, each in self.record.outcomes.items()
+            if name.startswith(f"{label}/")
+        }
+        found, answers = named.values(), self.record.answers
+        examples = (
+            self._chat.decode(answers[name][0].tokens.tolist())
+            for name, each in named.items()
+            if each.invalid and each.invalid == each.turns and answers.get(name)
+        )
         return PlayCounts(
             actions=sum(each.turns for each in found),
             invalid=sum(each.invalid for each in found),
             trials=len(found),
             cut=sum(each.is_cut for each in found),
             without_remark=sum(each.has_lost_remark for each in found),
+            example=next(examples, ""),
         )
 
 
