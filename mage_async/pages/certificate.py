@@ -77,7 +77,10 @@ def render_certificate(document: Mapping[str, Any]) -> str:
 
 
 def warnings_of(
-    counts: Mapping[str, PlayCounts], costs: Mapping[str, Any], limits: Iterable[int]
+    counts: Mapping[str, PlayCounts],
+    costs: Mapping[str, Any],
+    limits: Iterable[int],
+    num_fingerprints: int = 0,
 ) -> list[str]:
     """Return sentences about what makes a measurement doubtful.
 
@@ -85,6 +88,7 @@ def warnings_of(
         counts: By label of the game.
         costs: Value of `costs` in the document.
         limits: Largest numbers of tokens of a completion: of an action, and of a reflection.
+        num_fingerprints: Number of different values of `system_fingerprint` of the answers.
     """
     found = []
     for label, (actions, invalid, trials, cut, lost, example) in counts.items():
@@ -116,6 +120,11 @@ def warnings_of(
         found.append(
             "the endpoint does not state how many tokens it reads or samples, so neither their "
             "number nor their price is known"
+        )
+    if num_fingerprints > 1:
+        found.append(
+            f"the endpoint answered with {num_fingerprints} different settings or on different "
+            "hardware (its system_fingerprint)"
         )
     return found
 

@@ -21,7 +21,7 @@ from mage_services.cli.adapt import _num_tasks, _show, add_arguments
 from mage_services.cli.main import main
 from mage_services.engines import chat_endpoint
 from mage_services.terminal.view import make_view
-from tests.helpers.chat_server import ChatServer, answer, answering, refusing
+from tests.helpers.chat_server import ChatServer, Fault, answer, answering, refusing
 from tests.helpers.known_players import SignedBoxes, orbit_reply, reply_of
 
 GAME = "tests.helpers.known_players:SignedBoxes"
@@ -91,6 +91,25 @@ def test_no_price_is_stated_of_tokens_that_the_endpoint_does_not_count(
     assert "neither their number nor their price is known" in said
     assert "in money" not in said
     assert json.loads((tmp_path / "certificate.json").read_text())["costs"]["money"] is None
+
+
+def test_an_endpoint_that_changes_its_settings_is_named_also_after_an_interruption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of(fingerprint: str) -> Fault:
+        async def reply(request: web.Request) -> web.Response:
+            text = reply_of("bayes")((await request.json())["messages"])
+            return web.json_response(answer(text) | {"system_fingerprint": fingerprint})
+
+        return reply
+
+    faults = dict.fromkeys(range(50), of("a")) | {50: refusing(401), -1: of("b")}
+    with ChatServer(reply_of("bayes"), faults).in_thread() as url:
+        assert adapt(url, tmp_path) == 1
+        assert adapt(url, tmp_path) == 0
+    assert "2 different settings" in " ".join(capsys.readouterr().out.split())
+    document = json.loads((tmp_path / "certificate.json").read_text())
+    assert document["fingerprints"] == ["a", "b"]
 
 
 class Unbounded(SignedBoxes):

@@ -117,6 +117,8 @@ class Record:
         """Usage of all recorded answers."""
         self.served: str | None = None
         """Name of the model that has answered."""
+        self.fingerprints: set[str] = set()
+        """Every `system_fingerprint` of the endpoint's answers."""
         self._held: list[tuple[Path, dict[str, Any]]] = []
         """Lines that wait for an answer with text: empty answers, and what followed them. If none
         comes, the endpoint was out of order, and no trial is to rest on what it did not say."""
@@ -127,7 +129,13 @@ class Record:
             self.outcomes[name] = Outcome(**line)
 
     def add_answer(
-        self, trial: str, completion: Completion, text: str | None, usage: Usage, served: str | None
+        self,
+        trial: str,
+        completion: Completion,
+        text: str | None,
+        usage: Usage,
+        served: str | None,
+        fingerprint: str | None = None,
     ) -> None:
         """Write an answer down; raise a `RunError` if the disk is full or fails.
 
@@ -137,6 +145,8 @@ class Record:
         """
         content = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
         line = {"trial": trial, "model": served, **content, **asdict(usage)}
+        if fingerprint:
+            line["fingerprint"] = fingerprint
         self._held.append((self._answers_file, line))
         if not usage.empty:
             self.write_held()
@@ -165,6 +175,8 @@ class Record:
         self.answers[line["trial"]].append(answer)
         self.usage.add(Usage(**{name: line[name] for name in Usage.__dataclass_fields__}))
         self.served = line["model"] or self.served
+        if fingerprint := line.get("fingerprint"):
+            self.fingerprints.add(fingerprint)
 
 
 def _of_tokens(tokens: Sequence[int]) -> Completion:
@@ -200,14 +212,15 @@ class _RecordingEngine:
         completion = await self._engine.complete(prompt)
         if isinstance(self._engine, ChatEndpoint):
             usage, served = self._engine.usage(prompt.context), self._engine.served
+            fingerprint = self._engine.fingerprint
             # The tokens of an endpoint are the code points of its text.
             text = "".join(map(chr, completion.tokens.tolist()))
         else:
             num_tokens, reused = len(prompt.tokens), completion.num_reused
             cut = int(completion.finish == "length")
             usage = Usage(1, num_tokens, reused, len(completion.tokens), cut)
-            served, text = None, None
-        self._record.add_answer(self._name, completion, text, usage, served)
+            served, text, fingerprint = None, None, None
+        self._record.add_answer(self._name, completion, text, usage, served, fingerprint)
         return completion
 
     def release(self, context: str) -> None:

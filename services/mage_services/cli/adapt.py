@@ -575,11 +575,15 @@ def _document(
     return {
         "model": player.name,
         "served": record.served,  # name of the model that answered, as the endpoint states it
+        "fingerprints": sorted(record.fingerprints),
         **certified(every),
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
-        "warnings": [*warnings_of(counts, costs, lengths), *_seen_ranges(measurement)],
+        "warnings": [
+            *warnings_of(counts, costs, lengths, len(record.fingerprints)),
+            *_seen_ranges(measurement),
+        ],
         "returns": arm_returns(every),
         "games": [
             {

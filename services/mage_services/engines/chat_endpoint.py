@@ -217,6 +217,7 @@ class _Answer(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Counted | None = None
     model: str | None = None
+    system_fingerprint: str | None = None
 
 
 class _Again(Exception):
@@ -242,6 +243,9 @@ class ChatEndpoint:
         self, endpoint: Endpoint, say: Callable[[str], None], served: str | None = None
     ) -> None:
         self._endpoint, self._say, self.served = endpoint, say, served
+        self.fingerprint: str | None = None
+        """`system_fingerprint` of the latest answer, which names the endpoint's settings and
+        hardware; None if it has none."""
         self._last: dict[str, Usage] = {}
         """Usage of each context's last call, until `usage` returns it."""
         self._resumes_at = self._next_at = 0.0
@@ -378,6 +382,7 @@ class ChatEndpoint:
                 f"an answer that is no chat completion: {error}: {body[:200] or 'nothing'!r}"
             ) from None
         self._check_served(answer.model or self._endpoint.model)
+        self.fingerprint = answer.system_fingerprint
         choice, counted = answer.choices[0], answer.usage or _Counted()
         details = counted.prompt_tokens_details or _PromptDetails()
         usage = Usage(
