@@ -14,6 +14,7 @@ from mage_async.errors import CallFault, ContextFull
 from mage_async.results.progress import drop_kind
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
+from mage_services.gateway import gateway
 from tests.helpers.agent_site import asked, played, post, said, scripted, small_chat, tasks_of
 from tests.helpers.faulty_programs import DEADLINE_S, FAULTS, KEYS
 
@@ -51,6 +52,22 @@ def test_a_program_that_goes_wrong_costs_its_trial_alone(
     assert good.episode_rewards() == [1.0, 1.0]
     assert len(good.turns) == 4
     assert engine.statistics().num_contexts == 0
+
+
+def test_a_request_that_is_too_large_is_refused_as_clients_read_it(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "MAX_REQUEST_BYTES", 1000)
+    refused: list[Any] = []
+
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        refused.append(await post(url, "chat/completions", {"messages": said("a" * 1000)}))
+        await asked(url, said("a"))
+        return 1.0
+
+    played(tasks_of(run), chat, scripted(chat, " rock"))
+    status, answer = refused[0]
+    assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
 
 
 def test_a_program_that_sends_what_is_refused_twice_is_not_tried_again(chat: ChatFormat) -> None:

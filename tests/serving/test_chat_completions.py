@@ -375,7 +375,8 @@ def test_a_first_request_that_the_engine_loses_leaves_no_context_open(tmp_path):
     asyncio.run(main())
 
 
-def test_a_session_may_have_any_name_but_answers_one_request_at_a_time(tmp_path):
+def test_a_session_may_have_any_name_but_answers_one_request_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("mage_services.serving.chat_server.MAX_REQUEST_BYTES", 1000)
     chat = small_chat(tmp_path)
     engine = scripted(chat, " rock")
     conversations = Conversations(config_file.load(config_file.find(None), []), chat, engine)
@@ -388,6 +389,16 @@ def test_a_session_may_have_any_name_but_answers_one_request_at_a_time(tmp_path)
         )
         assert [each.finish for each in answers] == ["stop"] * 5
         assert str(refused) == "session 'c2' still waits for an answer"
+        async with TestClient(TestServer(ChatServer(conversations, "a").application)) as client:
+
+            async def status(text):
+                body, name = {"messages": [user(text)]}, {"X-Session-Id": "c2"}
+                async with client.post("/v1/chat/completions", json=body, headers=name) as reply:
+                    return reply.status, "error" in await reply.json()
+
+            both = await asyncio.gather(status("b"), status("b"))
+            assert sorted(both) == [(200, False), (409, True)]
+            assert await status("a" * 1000) == (413, True)
 
     asyncio.run(main())
 

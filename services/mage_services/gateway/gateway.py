@@ -283,6 +283,8 @@ class Gateway:
             status, code, why = error.status, error.code, str(error)
         except BadRequest as error:
             status, why = 400, str(error)
+        except web.HTTPRequestEntityTooLarge as error:
+            status, why = 413, str(error.text)
         except RecursionError:  # the request could be decoded, but a part of it not encoded again
             status, why = 400, "the request is nested too deeply"
         if endpoint is not None and status == 400 and code is None:

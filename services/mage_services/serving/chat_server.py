@@ -61,6 +61,12 @@ class _Context:
     It is not among `tokens` yet."""
 
 
+class SessionBusy(Exception):
+    """A session has an earlier request that is not answered yet. The same request can be answered
+    later: status 409, after which clients of OpenAI send it again.
+    """
+
+
 class Conversations:
     """Hold all conversations with one policy.
 
@@ -112,14 +118,14 @@ class Conversations:
                 anew. With "" the request must hold all messages.
 
         Raises:
-            BadRequest: the messages are no conversation, an earlier request of the session has not
-                been answered yet, or the form of the answer cannot be used.
+            BadRequest: the messages are no conversation, or the form of the answer cannot be used.
+            SessionBusy: an earlier request of the session has not been answered yet.
             ContextFull: the conversation has outgrown the engine's context.
             InfrastructureFault: the engine has lost the completion.
         """
         texts = said_in(request.messages, has_tools=self._chat.has_tools)
         if session and session in self._busy:
-            raise BadRequest(f"session {session!r:.60} still waits for an answer")
+            raise SessionBusy(f"session {session!r:.60} still waits for an answer")
         # The context is removed until its completion has come. Another request with the same
         # messages then finds none, and gets a context of its own.
         context = self._kept.pop(session or texts[:-1], None) or _Context(f"c{next(self._ids)}")
@@ -338,6 +344,10 @@ class ChatServer:
             return error_response(400, str(error))
         except ContextFull as error:
             return error_response(400, str(error), "context_length_exceeded")
+        except SessionBusy as error:
+            return error_response(409, str(error))
+        except web.HTTPRequestEntityTooLarge as error:
+            return error_response(413, str(error.text))
         except InfrastructureFault as fault:
             return error_response(503, str(fault))
         return completion_response([answer], self._model, chat_request)
