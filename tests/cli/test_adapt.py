@@ -56,6 +56,7 @@ def test_a_learner_is_certified_on_a_page(
     printed = capsys.readouterr()
     assert "player cannot be told" in printed.out or "player adapts" in printed.out
     assert f"{12 * 7} trials into" in printed.err
+    assert "names none" not in printed.err
 
 
 def test_a_game_that_cannot_be_loaded_leaves_no_folder(
@@ -124,7 +125,9 @@ def test_a_game_without_a_declared_range_is_scaled_by_the_range_that_is_named(
     games = ("--games", "tests.cli.test_adapt:Unbounded")
     with ChatServer(reply_of("bayes")).in_thread() as url:
         assert adapt(url, tmp_path, *games) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr()
+    said = " ".join(printed.out.split())
+    assert "names none of its 2 legal_actions, such as left, and" in printed.err
     assert "does not declare min_return and max_return" in said
     assert "the returns that were seen, 0 to 1;" in said or ", 0.25 to 1;" in said
     assert "does not declare" in (tmp_path / "certificate.html").read_text()

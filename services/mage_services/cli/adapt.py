@@ -462,6 +462,8 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
         )
         if too_few := too_few_members(measurement.num_members()):
             _say(f"no verdict can come of these {_num_tasks(given):,} tasks: {too_few}")
+        for sentence in _unnamed_actions(games) if player.endpoint else ():
+            _say(sentence)
         _say(f"{await engine.describe()}: {measurement.num_trials():,} trials into {out}")
         if num_done := len(record.outcomes):
             _say(f"{num_done:,} of them are recorded, with {record.usage.calls:,} answers")
@@ -497,6 +499,24 @@ def _prepare(
             trials = replace(trials, sampling=sampling)
         games.append(Game(label, environment, trials))
     return chat, engine, games
+
+
+def _unnamed_actions(games: "Sequence[Game]") -> Iterator[str]:
+    """Yield a sentence for each class whose rules name none of its legal actions."""
+    from mage_async.environments.user_class import ResetStep
+
+    for game in games:
+        if not isinstance(game.environment, ResetStep):
+            continue
+        actions, rules = game.environment.actions_of_every_turn, game.environment.rules()
+        if isinstance(actions, tuple) and not any(
+            re.search(rf"(?<!\w){re.escape(each)}(?!\w)", rules) for each in actions
+        ):
+            yield (
+                f"{game.label}: the docstring or `rules` of the class names none of its "
+                f"{len(actions)} legal_actions, such as {actions[0]}, and an endpoint may write "
+                "any text: name them there, unless every observation does"
+            )
 
 
 async def _with_progress(measurement: "Measurement", price: tuple[float, float] | None) -> None:
