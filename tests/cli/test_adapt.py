@@ -23,6 +23,7 @@ from mage_services.engines import chat_endpoint
 from mage_services.terminal.view import make_view
 from tests.helpers.chat_server import ChatServer, Fault, answer, answering, refusing
 from tests.helpers.known_players import SignedBoxes, orbit_reply, reply_of
+from tests.helpers.recorded_runs import unpack
 
 GAME = "tests.helpers.known_players:SignedBoxes"
 
@@ -477,3 +478,13 @@ def test_a_run_of_a_tiny_policy_cannot_play_a_game_whose_words_it_lacks(
     given = ["adapt", "--model", str(run.root), "--games", "bandit", "--out", str(tmp_path / "o")]
     assert main(given) == 2
     assert "words that this tiny policy was not built with" in capsys.readouterr().err
+
+
+def test_a_pushed_folder_plays_as_its_run_does(tmp_path: Path) -> None:
+    run, found = unpack("finished", tmp_path).root, []
+    assert main(["push", str(run), "--to", str(tmp_path / "pushed")]) == 0
+    for model in (run, tmp_path / "pushed"):
+        out = tmp_path / f"of_{model.name}"
+        assert main(["adapt", "--model", str(model), "--trials", "2", "--out", str(out)]) == 0
+        found.append(json.loads((out / "certificate.json").read_text())["tasks"])
+    assert found[0] == found[1]

@@ -274,14 +274,20 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
 
 
 def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
-    """Return a policy of a run."""
+    """Return a policy of a run, or that of a folder of `mage push`, which has the configuration
+    of its run too.
+    """
     from mage_async.config import config_file
     from mage_async.plan.does_it_fit import check_words
     from mage_services.actor.play_session import chosen_policy
 
-    run.check_policy()
     own = config_file.load_recorded(run.config, imports=False)
-    policy, version = chosen_policy(run, own, given.checkpoint or "newest")
+    if (run.root / "config.json").is_file():
+        _refuse(given, ("checkpoint",), "is for a run")
+        policy, version = run.root, 0
+    else:
+        run.check_policy()
+        policy, version = chosen_policy(run, own, given.checkpoint or "newest")
     own_name = own.environment.name
     games = _games_of(given.games or own_name, given.option)
     games = [
