@@ -124,6 +124,11 @@ class RunDirectory:
             RunError: it has no configuration, or no policy.
         """
         self.check()
+        if (self.root / "config.json").is_file():
+            raise RunError(
+                f"{self.root}: this is a model that `mage push` wrote, and no run: give the run's "
+                "own directory; `mage adapt --model` alone plays such a folder"
+            )
         if not self.policy.exists():
             raise RunError(f"{self.root}: the run has no policy yet")
 

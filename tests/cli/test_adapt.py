@@ -480,7 +480,9 @@ def test_a_run_of_a_tiny_policy_cannot_play_a_game_whose_words_it_lacks(
     assert "words that this tiny policy was not built with" in capsys.readouterr().err
 
 
-def test_a_pushed_folder_plays_as_its_run_does(tmp_path: Path) -> None:
+def test_a_pushed_folder_plays_as_its_run_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, found = unpack("finished", tmp_path).root, []
     assert main(["push", str(run), "--to", str(tmp_path / "pushed")]) == 0
     for model in (run, tmp_path / "pushed"):
@@ -488,3 +490,5 @@ def test_a_pushed_folder_plays_as_its_run_does(tmp_path: Path) -> None:
         assert main(["adapt", "--model", str(model), "--trials", "2", "--out", str(out)]) == 0
         found.append(json.loads((out / "certificate.json").read_text())["tasks"])
     assert found[0] == found[1]
+    assert main(["chat", str(tmp_path / "pushed")]) == 2
+    assert "this is a model that `mage push` wrote" in capsys.readouterr().err
