@@ -39,6 +39,7 @@ from mage_async.policy.load import build_tiny
 from mage_async.trials.duels import TrialInProgress, make_calls
 from mage_services.actor import preflight
 from mage_services.actor.preflight import PreflightOrder, run_preflight
+from mage_services.actor.rehearsal import rehearse_all
 from mage_services.processes import child_process
 from mage_services.processes.process import in_time
 
@@ -493,6 +494,43 @@ def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
     order = preflight.PreflightOrder(config_file.as_tables(config), 1, time.monotonic())
     found = preflight._preflight(order, print)
     assert "actions were valid; 30 were cut at transcript.max_action_tokens = 8; " in found.sentence
+
+
+FLAKY = '''
+import itertools
+
+CALLS = itertools.count(1)
+
+class Flaky:
+    """Say yes or no."""
+
+    legal_actions = ("yes", "no")
+    words = ("yes", "no", "well")
+    max_turns = 4
+
+    async def reset(self, seed, task):
+        return "well"
+
+    async def step(self, action):
+        if next(CALLS) in (7, 40):  # in the rehearsal, and in the first turns
+            raise ConnectionError("the service did not answer")
+        return "well", 0.0, False
+'''
+
+
+def test_calls_that_fail_now_and_then_do_not_keep_a_run_from_its_start(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "flaky_answers.py").write_text(FLAKY)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config = pretrained(directory, "environment.name=flaky_answers:Flaky")
+    said: list[str] = []
+    rehearse_all(config, said.append)
+    assert any("the trial is played again" in line for line in said)
+    order = preflight.PreflightOrder(config_file.as_tables(config), 1, time.monotonic())
+    assert "actions were valid" in preflight._preflight(order, print).sentence
 
 
 SLOW = '''

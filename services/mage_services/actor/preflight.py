@@ -235,7 +235,17 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
         workers, begun = CallRunner.of(config.environment), list[TrialInProgress]()
 
         async def make_all(trials: Sequence[TrialInProgress]) -> None:
-            await asyncio.gather(*(make_calls(trial, workers) for trial in trials))
+            began, making = time.monotonic(), [make_calls(trial, workers) for trial in trials]
+            ends = zip(trials, await asyncio.gather(*making, return_exceptions=True), strict=True)
+            failed = [(trial, end) for trial, end in ends if isinstance(end, BaseException)]
+            hangs = time.monotonic() - began >= config.environment.step_deadline_s
+            for trial, fault in failed:
+                # A fault of a network or a server: an actor plays the trial again, and here the
+                # others go on without it.
+                is_passing = isinstance(fault, CallFault) and not fault.mistake and not hangs
+                if not is_passing or len(failed) == len(trials):
+                    raise fault
+                trial.cut_short()
 
         def make(trials: Sequence[TrialInProgress]) -> None:
             begun[:] = trials

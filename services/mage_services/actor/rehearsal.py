@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,6 +32,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.allowed_tokens import action_tokens
+from mage_services.actor.rollout import Retries
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.process import Runner, watched
 
@@ -79,30 +81,27 @@ async def rehearse(
     """
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
-    # A generator: it yields a call, and is sent the call's result or thrown its fault.
-    playing = _playing(config, name, environment)
     legal = _LegalActions(config, name, environment)
-    async with CallRunner.of(config.environment) as workers:
-        progress = _Progress(workers, config.environment.step_deadline_s, say)
-        go_on = partial(playing.send, None)  # starts the generator
-        while True:
-            try:
-                # In a thread, because the class's script chooses actions, and may never return.
-                call = await watched(partial(_next, go_on), progress.deadline_s, say)
-            except CallFault as fault:
-                raise ConfigError(f"environment {name!r}: {fault}") from fault
-            if isinstance(call, Longest):
-                longest = call
-                break
-            began = time.monotonic()
-            try:
-                answered = await progress.perform(call)
-                legal.check(call.place, answered)
-                go_on = partial(playing.send, answered)
-            except CallFault as fault:
-                go_on = partial(playing.throw, fault)
-            if call.name:  # "" if the class has no such method, and nothing was called
-                seconds[call.name].append(time.monotonic() - began)
+    retries = Retries(config.environment.retries, say)
+    deadline_s, before = config.environment.step_deadline_s, CallFault("")
+    try:
+        async with CallRunner.of(config.environment) as workers:
+            progress = _Progress(workers, deadline_s, say)
+            for num_retries in count():
+                playing = _playing(config, name, environment)
+                try:
+                    longest = await _played(playing, progress, legal, seconds, say)
+                    break
+                except CallFault as fault:
+                    # Faults of a network or a server are played again, as in a run. What a class
+                    # does wrong comes back, and a call that hangs would hang again.
+                    hangs = max(chain(*seconds.values()), default=0.0) >= deadline_s
+                    if hangs or fault.mistake or str(fault) == str(before):
+                        raise
+                    await retries.wait(fault, num_retries, before)
+                    before = fault
+    except CallFault as fault:
+        raise ConfigError(f"environment {name!r}: {fault}") from fault
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_context_needed(config, name, environment, longest, legal.longest)}")
 
@@ -114,6 +113,41 @@ def _next(go_on: Callable[[], Call]) -> Call | Longest:
     except StopIteration as end:
         longest: Longest = end.value
         return longest
+
+
+async def _played(
+    playing: Rehearsal,
+    progress: "_Progress",
+    legal: "_LegalActions",
+    seconds: dict[str, list[float]],
+    say: Callable[[str], None],
+) -> Longest:
+    """Make the calls of a rehearsal, and return its longest observations.
+
+    Args:
+        playing: yields a call, and is sent the call's result or thrown its fault.
+        seconds: receives the duration of each call by the name of its method.
+        say: takes a line about a script that has not chosen an action.
+
+    Raises:
+        CallFault: a call failed.
+        ConfigError: the class did not repeat itself.
+    """
+    go_on = partial(playing.send, None)  # starts the generator
+    while True:
+        # In a thread, because the class's script chooses actions, and may never return.
+        call = await watched(partial(_next, go_on), progress.deadline_s, say)
+        if isinstance(call, Longest):
+            return call
+        began = time.monotonic()
+        try:
+            answered = await progress.perform(call)
+            legal.check(call.place, answered)
+            go_on = partial(playing.send, answered)
+        except CallFault as fault:
+            go_on = partial(playing.throw, fault)
+        if call.name:  # "" if the class has no such method, and nothing was called
+            seconds[call.name].append(time.monotonic() - began)
 
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
