@@ -11,8 +11,9 @@ its random source from the play itself (`WholePlay`).
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -223,10 +224,11 @@ class Call:
         return self.callee.perform(self.request)
 
     def now(self) -> Any:
-        """Make the call without an event loop, and return its result.
+        """Make the call without the caller's event loop, and return its result.
 
         Raises:
-            CallFault: the function raised, or is a coroutine that has to wait.
+            CallFault: the function raised, or is a coroutine that has to wait, in a thread that
+                cannot run it (`run_coroutine`).
         """
         waits = CallFault(
             f"{self.place} waits, which only actors and evaluators can do: a script can play only "
@@ -238,6 +240,8 @@ class Call:
             value = self.function()
             if not self.is_async:
                 return value
+            if (run := run_coroutine.get()) is not None:
+                return run(value)
             # A coroutine that does not wait ends at its first step, with its result.
             try:
                 value.send(None)
@@ -284,6 +288,11 @@ class Call:
         return fault(in_utf8(sentence), f"{self.name}() {raised}", in_utf8(mistake))
 
 
+run_coroutine: ContextVar[Callable[[Coroutine[Any, Any, Any]], Any] | None] = ContextVar(
+    "run_coroutine", default=None
+)
+"""Function that runs a coroutine to its end in this thread; None if the thread has no event loop
+for that."""
 made_now: dict[int, Call] = {}
 """Calls that `Call.now` is making, by `id`. Another thread may look whether one of them hangs."""
 

@@ -426,6 +426,24 @@ def test_a_class_that_fails_in_one_trial_of_many_is_not_ready(
     assert "  random   +" in said
 
 
+def test_trials_of_a_class_that_waits_for_a_server_are_played_and_its_faults_left_out(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = RARE.replace("SOMETIMES", "raise ConnectionError('no answer')")
+    text = text.replace("import time", "import asyncio").replace("def step", "async def step")
+    text = text.replace(
+        "        if self.task", "        await asyncio.sleep(0.001)\n        if self.task"
+    )
+    (vault / "rare.py").write_text(text)
+    assert main(["check", "rare:Rare"]) == 0
+    said = capsys.readouterr().out
+    assert "  random   +" in said
+    assert "\n  win-stay +" in said
+    assert re.search(
+        r"^left out for faults after which .* raised ConnectionError: no a", said, re.M
+    )
+
+
 def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

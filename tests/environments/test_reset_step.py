@@ -19,6 +19,7 @@ from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
 from mage_services.actor import rehearsal
 from mage_services.actor.rehearsal import rehearse
+from mage_services.processes.process import in_time, unless_a_call_hangs
 
 ROOT = Path(__file__).parents[2]
 PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
@@ -741,6 +742,17 @@ def test_a_coroutine_that_does_not_wait_can_be_played_without_an_event_loop(
     slow = own("    async def step(self, action):\n        await asyncio.sleep(1)")
     with pytest.raises(CallFault, match="waits, which only actors and evaluators can do"):
         played(environment_of(write(slow)), "a")
+
+
+def test_a_coroutine_that_waits_is_played_where_the_thread_has_an_event_loop(
+    write: Callable[..., Config],
+) -> None:
+    step = "        await asyncio.sleep(0.01)\n        return 'waited', 1.0, True"
+    environment = environment_of(write(own(f"    async def step(self, action):\n{step}")))
+    outcome = unless_a_call_hangs(lambda: played(environment, "a")[1], 30.0, pytest.fail)
+    assert outcome == Outcome("waited", 1.0, is_done=True)
+    ((trial, _),) = in_time((played(environment, "a") for _ in range(1)), 30.0)
+    assert trial[1] == outcome
 
 
 def test_a_class_with_neither_protocol_is_told_both(

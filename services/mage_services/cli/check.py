@@ -19,7 +19,13 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mage_async.errors import ConfigError, EnvironmentFault, MageError, TrialFault
+from mage_async.errors import (
+    ConfigError,
+    EnvironmentFault,
+    InfrastructureFault,
+    MageError,
+    TrialFault,
+)
 from mage_services.cli.options import add_config, add_set
 from mage_services.terminal import CountedOutput
 
@@ -49,6 +55,8 @@ FEWEST, FEWEST_WITH_CI = 2, 8
 """Smallest number of trials of a player, and of pairs of tasks, if time is left; and of trials from
 which an interval is computed.
 """
+MOST_IN_A_ROW = 5
+"""Number of trials in a row that may not fail, even by faults that may be gone at another try."""
 LEAST_WAIT_S = 0.05
 """Seconds of waiting in a trial below which calls are not said to wait."""
 WIDTH = 100
@@ -172,6 +180,9 @@ def _print_check(asked: _Wanted, runner: "Runner") -> None:
         play.check_words()
     if printed.num_lines:
         print(printed.sentence())
+    if play.passing:
+        num, first = len(play.passing), play.passing[0]
+        print(f"left out for faults after which a run plays a trial again, {num} in all: {first}")
     if play.faults:
         raise ConfigError(f"not ready: {play.faults[0]}")
     # Faults of the run itself, such as a missing model, are reported last, so that an environment
@@ -199,12 +210,16 @@ class _Play:
     """When all play ends, by the machine's monotonic clock."""
     faults: list[str] = field(default_factory=list)
     """Faults of the class, as sentences."""
+    passing: list[TrialFault] = field(default_factory=list)
+    """Faults that may be gone at another try, such as those of a network, in trials left out."""
     to_correct: str = ""
     """Words about mistakes that do not prevent a run; "" if there are none."""
     seconds: float = 0.0
     """Seconds of a trial."""
     waited_s: float = 0.0
     """Seconds of a trial in which this process did not compute."""
+    _num_in_a_row: int = 0
+    """Number of trials that failed by such a fault since the last whole one."""
     _name: str = ""
     _environment: "ResetStep | None" = None
     _listener: "Listener | None" = None
@@ -229,7 +244,6 @@ class _Play:
 
     def attempt(self, label: str, function: Callable[[], Any]) -> Any:
         """Return what a function that plays returns; if it fails, print why, and return None."""
-        from mage_async.environments.user_calls import WAITS
         from mage_services.processes.process import unless_a_call_hangs
 
         try:
@@ -237,9 +251,20 @@ class _Play:
                 return unless_a_call_hangs(function, self.deadline_s, self.say, self.runner)
         except (EnvironmentFault, ConfigError, _OutOfTime) as fault:
             print(f"{label}: {fault}")
-            if isinstance(fault, EnvironmentFault) and fault.kind != WAITS:
+            if isinstance(fault, EnvironmentFault) and not self.may_pass(fault):
                 self.faults.append(str(fault))
             return None
+
+    def may_pass(self, fault: TrialFault) -> bool:
+        """Note a fault of a network or a server, for which a run plays the trial again; return
+        whether it is one, and not the last of `MOST_IN_A_ROW`.
+        """
+        is_mistake = isinstance(fault, InfrastructureFault) and fault.mistake
+        if is_mistake or not isinstance(fault.__cause__, Exception):
+            return False
+        self.passing.append(fault)
+        self._num_in_a_row += 1
+        return self._num_in_a_row < MOST_IN_A_ROW
 
     def within_budget(self, items: Iterator[Any]) -> list[Any]:
         """Return what an iterator yields within `BUDGET_S`: at least `FEWEST` items, if it has so
@@ -248,6 +273,7 @@ class _Play:
         began, found = time.monotonic(), list[Any]()
         try:
             for item in itertools.islice(items, NUM_TRIALS):
+                self._num_in_a_row = 0
                 found.append(item)
                 if time.monotonic() - began > BUDGET_S and len(found) >= FEWEST:
                     break
@@ -255,7 +281,7 @@ class _Play:
         except (EnvironmentFault, _OutOfTime) as fault:
             if not found:
                 raise
-            if isinstance(fault, EnvironmentFault):
+            if isinstance(fault, EnvironmentFault) and not self.may_pass(fault):
                 self.faults.append(str(fault))
         return found
 
@@ -415,7 +441,7 @@ def _print_trials(
     from mage_async.trials.scripted import own_script, random_play
     from mage_async.trials.win_stay import NUM_PLAYED
 
-    trials = partial(_trials, config, environment, chat)
+    trials = partial(_trials, play, config, environment, chat)
     found = play.attempt(
         "no turns are shown",
         lambda: play.timed(trials(random_play)),
@@ -489,7 +515,7 @@ def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
 
 
 def _trials(
-    config: "Config", environment: "Environment", chat: "ChatFormat", player: "Player"
+    play: _Play, config: "Config", environment: "Environment", chat: "ChatFormat", player: "Player"
 ) -> Iterator[Any]:
     """Return trials of training tasks, which are played without a model, one after the other.
 
@@ -501,7 +527,8 @@ def _trials(
     from mage_async.trials.scripted import random_task
 
     def fail(fault: TrialFault) -> None:
-        raise fault
+        if not play.may_pass(fault):
+            raise fault
 
     source = random.Random(config.seed)
     tasks = (random_task(environment, "train", source) for _ in itertools.count())

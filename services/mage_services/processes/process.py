@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,7 +34,7 @@ import msgspec
 import uvloop
 
 import mage_async
-from mage_async.environments.user_calls import made_now
+from mage_async.environments.user_calls import made_now, run_coroutine
 from mage_async.errors import DiskFull, MageError, RunError, error_text, in_utf8
 from mage_async.results.run_directory import RunDirectory
 from mage_async.user_modules import source_digest
@@ -484,6 +484,15 @@ def _end_of_lines(file: BinaryIO) -> int:
     return file.read().rfind(b"\n") + 1
 
 
+@contextmanager
+def _event_loop() -> Iterator[None]:
+    """Let this thread run the coroutines of `Call.now`, on an event loop of its own."""
+    with asyncio.Runner() as runner:
+        before = run_coroutine.set(runner.run)
+        yield
+        run_coroutine.reset(before)
+
+
 def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
     """Yield each item of an iterator and the seconds that it took; end at an item that takes longer
     than the given seconds.
@@ -495,16 +504,17 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
     found, is_abandoned = SimpleQueue[tuple[T, float] | Exception | None](), threading.Event()
 
     def run() -> None:
-        began = time.monotonic()
-        try:
-            for item in items:
-                if is_abandoned.is_set():
-                    return
-                found.put((item, time.monotonic() - began))
-                began = time.monotonic()
-            found.put(None)
-        except Exception as error:  # raised again below
-            found.put(error)
+        with _event_loop():
+            began = time.monotonic()
+            try:
+                for item in items:
+                    if is_abandoned.is_set():
+                        return
+                    found.put((item, time.monotonic() - began))
+                    began = time.monotonic()
+                found.put(None)
+            except Exception as error:  # raised again below
+                found.put(error)
 
     threading.Thread(target=run, daemon=True, name="scripted play").start()
     try:
@@ -531,7 +541,7 @@ def unless_a_call_hangs(
     say: Callable[[str], None],
     wait: Runner = asyncio.run,
 ) -> T:
-    """Call a function that makes calls without an event loop (`Call.now`), and return its result.
+    """Call a function that makes calls by `Call.now`, and return its result.
 
     It runs in a daemon thread, which is abandoned if a call hangs, or `wait` is cancelled.
 
@@ -558,12 +568,13 @@ async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[s
     def run() -> None:
         """Run the function, and hand over what it returns or raises."""
         value, error = None, None
-        try:
-            value = function()
-        except BaseException as caught:  # raised again below
-            error = caught
-        with suppress(RuntimeError):  # the loop is closed: the function was abandoned
-            loop.call_soon_threadsafe(settle, ended, None, (value, error))
+        with _event_loop():
+            try:
+                value = function()
+            except BaseException as caught:  # raised again below
+                error = caught
+            with suppress(RuntimeError):  # the loop is closed: the function was abandoned
+                loop.call_soon_threadsafe(settle, ended, None, (value, error))
 
     threading.Thread(target=run, daemon=True, name="play").start()
     look_s = min(LOOK_S, deadline_s)
