@@ -386,18 +386,21 @@ def read_examples(path: str, chat: ChatFormat, max_tokens: int) -> list[Example]
             assistant says; a file is no JSON lines or no Parquet; or pyarrow, which reads Parquet,
             is not installed.
     """
-    found = [
-        _example_of_row(row, where, chat, max_tokens)
-        for file in data_files(path)
-        for where, row in _rows(file)
-    ]
-    if not found:
+    return [_example_of_row(row, where, chat, max_tokens) for where, row in _rows(path)]
+
+
+def _rows(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each row of a data set with its place, as an error names it; there is at least one."""
+    where = ""
+    for file in data_files(path):
+        for where, row in _rows_of(file):
+            yield where, row
+    if not where:
         raise ConfigError(f"warm_start.path = {path!r}: the data set has no rows")
-    return found
 
 
-def _rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each row with its place, as an error names it."""
+def _rows_of(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each row of a file with its place."""
     if file.suffix == ".jsonl":
         # Bytes are read, so that a line that is not UTF-8 is named. A BOM may begin the file.
         with file.open("rb") as lines:
@@ -410,7 +413,9 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
                 except UnicodeDecodeError as error:
                     raise ConfigError(f"{where}: not UTF-8: {error}") from None
                 except (ValueError, RecursionError) as error:
-                    raise ConfigError(f"{where}: not JSON: {error}") from None
+                    raise ConfigError(
+                        f"{where}: not JSON: {error}; each line must be a whole row"
+                    ) from None
         return
     try:
         from pyarrow import ArrowException, parquet
@@ -452,11 +457,9 @@ def check_rows(path: str) -> None:
         ConfigError: as `read_examples`, except for faults that only a tokenizer or a chat template
             finds.
     """
-    files = data_files(path)
-    if sum(file.stat().st_size for file in files) <= CHECKED_BYTES:
-        for file in files:
-            for where, row in _rows(file):
-                _content(row, where)
+    if sum(file.stat().st_size for file in data_files(path)) <= CHECKED_BYTES:
+        for where, row in _rows(path):
+            _content(row, where)
 
 
 def _content(row: Any, where: str) -> list[ChatMessage] | str:
@@ -469,6 +472,12 @@ def _content(row: Any, where: str) -> list[ChatMessage] | str:
             )
         messages = [_with_calls(each, where) for each in row["messages"]]
         _check_texts((each[key] for each in messages for key in _MESSAGE_KEYS), where)
+        roles = {each["role"]: None for each in messages}
+        if "assistant" not in roles:
+            raise ConfigError(
+                f"{where}: no message has the role 'assistant', whose words are cloned: "
+                f"its roles are {', '.join(map(repr, roles)) or 'none'}"
+            )
         return messages
     if is_table and isinstance(row.get("text"), str):
         _check_texts([row["text"]], where)
@@ -508,10 +517,15 @@ def _with_calls(message: dict[str, Any], where: str) -> ChatMessage:
         is_text = isinstance(arguments, str)
         written = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
         calls.append((function["name"], written))
-    return Message(message["role"], message["content"], tuple(calls)).as_chat()
+    return Message(message["role"], message.get("content") or "", tuple(calls)).as_chat()
 
 
 def _is_message(value: Any) -> bool:
-    """Return whether a value is a table with `role` and `content`, both text."""
-    is_table = isinstance(value, dict)
-    return is_table and all(isinstance(value.get(key), str) for key in _MESSAGE_KEYS)
+    """Return whether a value is a table with `role` and `content`, both text; beside tool calls the
+    content may be null.
+    """
+    if not isinstance(value, dict):
+        return False
+    content = value.get("content")
+    is_said = isinstance(content, str) or (content is None and bool(value.get("tool_calls")))
+    return is_said and isinstance(value.get("role"), str)

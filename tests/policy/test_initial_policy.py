@@ -481,9 +481,12 @@ def test_a_conversation_is_cloned_as_a_trial_has_it_if_a_template_rewrites_earli
     )
 
 
-def test_tool_calls_of_a_row_are_cloned_as_text(tmp_path: Path, tiny_chat: ChatFormat) -> None:
+@pytest.mark.parametrize("content", ["", None])
+def test_tool_calls_of_a_row_are_cloned_as_text(
+    tmp_path: Path, tiny_chat: ChatFormat, content: str | None
+) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"box": 1}}}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    answer = {"role": "assistant", "content": content, "tool_calls": [call]}
     (example,) = read_examples(
         str(data_set(tmp_path, {"messages": [MESSAGES[0], answer]})), tiny_chat, 200
     )
@@ -528,7 +531,15 @@ def test_a_row_that_a_template_refuses_is_named(tmp_path: Path, thinking_chat: C
             {"messages": [{"role": "user", "content": "\ud800"}]},
             "line 1: a text has half of a surrogate pair",
         ),
-        ({"messages": MESSAGES[:1]}, "line 1: the assistant says nothing in the first 100 tokens"),
+        (
+            {"messages": [MESSAGES[0], {"role": "bot", "content": "rock"}]},
+            "line 1: no message has the role 'assistant', whose words are cloned: its roles are "
+            "'user', 'bot'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "rock " * 100}, MESSAGES[1]]},
+            "line 1: the assistant says nothing in the first 100 tokens",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_cloned_is_named(
@@ -548,6 +559,10 @@ def test_rows_are_checked_before_a_run_and_must_begin_as_its_contexts(
 
     with pytest.raises(ConfigError, match=r"line 2: a row must have `messages`"):
         check_start(config({"text": "rock"}, {"prompt": "rock"}))
+    with pytest.raises(ConfigError, match=r"no message has the role 'assistant'"):
+        check_start(config({"messages": MESSAGES[:1]}))
+    with pytest.raises(ConfigError, match=r"the data set has no rows"):
+        check_start(config())
     given = config({"messages": MESSAGES}, {"text": environment_of(config({})).rules()})
     assert given.warm_start is not None
     _, origin, _ = examples_to_clone(given, given.warm_start, tmp_path, untimed)
