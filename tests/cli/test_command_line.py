@@ -165,6 +165,7 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
         (["check", "--set", "learner.steps", "rps", "5"], "`--set learner.steps=5`?); see `mage c"),
         (["--set", "learner.steps", "5"], "unknown: 5 (did you mean `--set learner.steps=5`?); "),
         (["--set", "learner.steps", "=", "5"], "(did you mean `--set learner.steps=5`?); see `m"),
+        (["train", "me:Own"], "(did you mean `--set environment.name=me:Own`?); see `mage train"),
         (["train", "learner.steps=5"], "(did you mean `--set learner.steps=5`?); see `mage train"),
         (["--nothing", "5"], "mage train: unknown: --nothing 5; see `mage train --help`"),
         (["report", "run", "--steps", "5"], "mage report: unknown: --steps 5; see `mage report"),

@@ -42,6 +42,8 @@ def suggested_assignments(given: argparse.Namespace, unknown: Sequence[str]) -> 
     keys = key_names(sections())
     if not first.startswith("--") and not equals:  # `--set learner.steps 5`
         meant, value = [each for each in given.set if "=" not in each], first
+        # `mage train guess:GuessNumber`, as `mage check` takes it.
+        meant += ["environment.name"] if ":" in first and not meant else []
     else:  # `--steps 5`, `--steps=5` or `learner.steps=5`
         key = key.replace("-", "_")
         named = [each for each in keys if f".{each}".endswith(f".{key}")]
