@@ -443,7 +443,8 @@ def _read(path: Path) -> Table:
 def _tree(data: bytes, where: str) -> Table:
     """Parse TOML, and expand the short forms of tables, such as `correction = "icepop"`."""
     try:
-        return spelled_out(tomllib.loads(data.decode()))
+        # Some editors begin a file with a BOM.
+        return spelled_out(tomllib.loads(data.decode("utf-8-sig")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not TOML: {error}") from None
     except RecursionError:

@@ -122,7 +122,9 @@ def unwritable_value(tree: Table) -> Fault | None:
             bound = f"at most {LARGEST}" if value > LARGEST else f"at least {SMALLEST}"
             return Fault(path[1:], f"`{path[1:]}` must be {bound}, got {value}")
         elif isinstance(value, date | time):
-            wanted = f'a text in quotes, which all processes read alike: "{value.isoformat()}"'
+            wanted = (
+                f'a number or a text, not a date or time; a text has quotes: "{value.isoformat()}"'
+            )
             return Fault(path[1:], f"`{path[1:]}` must be {wanted}")
     return None
 

@@ -71,8 +71,13 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
         ),
         (
             "environment.options.days=[2024-01-01]",
-            "`environment.options.days[0]` must be a text in quotes, which all processes read "
-            'alike: "2024-01-01"',
+            "`environment.options.days[0]` must be a number or a text, not a date or time; a text "
+            'has quotes: "2024-01-01"',
+        ),
+        (
+            "learner.checkpoint_minutes=00:10:00",
+            "`learner.checkpoint_minutes` must be a number or a text, not a date or time; a text "
+            'has quotes: "00:10:00"',
         ),
         (f"seed={2**63}", f"`seed` must be at most {2**63 - 1}, got {2**63}"),
         (
@@ -323,3 +328,9 @@ def test_every_key_that_was_shipped_is_known_or_named_anew() -> None:
 def test_a_run_is_evaluated_on_as_many_episodes_as_a_trial_has(assignments, num_episodes):
     config = config_file.load(config_file.find(None), assignments)
     assert config.evaluation.episodes == num_episodes
+
+
+def test_a_file_may_begin_with_a_bom(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_bytes(b"\xef\xbb\xbf[learner]\nsteps = 3\n")
+    assert config_file.load(file).learner.steps == 3
