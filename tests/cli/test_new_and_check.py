@@ -353,6 +353,16 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     assert "held-out tasks are not compared: no `legal_actions`, `legal_pattern` or `words`" in said
 
 
+def test_tokens_of_a_trial_are_not_counted_without_a_model(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (vault / "open_text.py").write_text(OPEN + "\n    legal_actions = ('left', 'right')\n")
+    assert main(["check", "open_text:Open"]) == EXIT_USAGE
+    said = capsys.readouterr().out
+    assert "no model is on this machine, so the turns below are in the tiny model's chat" in said
+    assert "of random play has" not in said
+
+
 def test_what_a_class_declares_as_none_is_not_declared(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,7 +389,7 @@ def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are
     assert "an episode earned 4, but the environment declares min_return = 0 and max_" in said
     assert "can start, but correct min_return and max_return first, which reports rest on" in said
     assert "more rows of this line" in said
-    assert "shorten the observations, or raise the key" in said
+    assert "one that has used its share is cut there; raise it, or lower" in said
     assert len(said.splitlines()) < 150
 
 

@@ -414,20 +414,29 @@ def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFo
     """Return the policy's chat format; without a model on this machine, the tiny one's, or None if
     the environment has tools, which the tiny one does not present.
     """
-    from mage_async.config.schema import Pretrained, local_policy
+    from mage_async.config.schema import Tiny
     from mage_async.inference.chat_files import load_chat
     from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 
-    policy = config.policy
-    if isinstance(policy, Pretrained) and policy.source and (found := local_policy(policy.source)):
+    if found := _model_here(config):
         return load_chat(found, thinking=config.transcript.thinking)
     if environment.tools:
         print("nothing is played: no model is on this machine whose chat template presents tools")
         return None
-    if isinstance(policy, Pretrained):
+    if not isinstance(config.policy, Tiny):
         print("no model is on this machine, so the turns below are in the tiny model's chat format")
     save_tokenizer(build_tokenizer(environment.facts.words), folder)
     return load_chat(folder)
+
+
+def _model_here(config: "Config") -> Path | None:
+    """Return the directory of a pretrained policy on this machine; None without one."""
+    from mage_async.config.schema import Pretrained, local_policy
+
+    policy = config.policy
+    if isinstance(policy, Pretrained) and policy.source:
+        return local_policy(policy.source)
+    return None
 
 
 def _print_trials(
@@ -490,6 +499,7 @@ def _win_stay(
 
 def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
     """Print the first turns of a trial, as the model reads them."""
+    from mage_async.config.schema import Tiny
     from mage_async.trajectory import Kind
 
     # `turn.stop` counts tokens within the turn's own segment, which is one context of the trial:
@@ -504,6 +514,8 @@ def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
             if len(rows) > NUM_ROWS:
                 print(f"    … {len(rows) - NUM_ROWS:,} more rows of this line")
         start = turn.stop
+    if not isinstance(config.policy, Tiny) and _model_here(config) is None:
+        return  # the tiny model reads words that it does not know as bytes: other tokens
     first = "a trial" if len(trial.segments) == 1 else "the first context of a trial"
     most = config.engine.max_tokens
     print(f"  {first} of random play has {len(tokens):,} tokens of {most:,}")
