@@ -4,6 +4,8 @@ import asyncio
 import base64
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -14,14 +16,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from mage_async.completion import Prompt, Sampling
 from mage_async.config import config_file
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import ContextFull, TurnLost
+from mage_async.errors import ContextFull, RunError, TurnLost
 from mage_async.inference.chat_files import load_chat
 from mage_services.engines.chat_endpoint import ChatEndpoint, Endpoint, text_chat
+from mage_services.environments.call_runner import CallRunner
 from mage_services.gateway.chat_completions import (
     BadRequest,
     CalledFunction,
@@ -31,6 +35,7 @@ from mage_services.gateway.chat_completions import (
     read_request,
 )
 from mage_services.serving.chat_server import ChatServer, Conversations, said_in
+from mage_services.serving.session import serve
 from tests.helpers.agent_site import scripted, small_chat
 from tests.helpers.recorded_runs import unpack
 from tests.helpers.text_model import save_text_model
@@ -526,3 +531,11 @@ def test_a_refused_push_says_why_in_one_line(run_dir, hub, tmp_path):
     done = push(run_dir, hub, "hf_wrong", tmp_path)
     assert done.returncode == 2
     assert "mage push: the hub refused 'me/scout': " in done.stderr.splitlines()[-1]
+
+
+def test_a_port_in_use_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sentence = f"127.0.0.1:{port} is in use; choose another with --port, or 0 for a free one"
+        with pytest.raises(RunError, match=f"^{re.escape(sentence)}$"):
+            asyncio.run(serve(web.Application(), "127.0.0.1", port, CallRunner(), pytest.fail))

@@ -3,6 +3,7 @@ and the serving of an HTTP application until a signal (`serve`).
 """
 
 import asyncio
+import errno
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -193,7 +194,10 @@ async def serve(
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            raise RunError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+            why = f"cannot be listened on: {error.strerror}"
+            if error.errno == errno.EADDRINUSE:  # whose text repeats the address
+                why = "is in use; choose another with --port, or 0 for a free one"
+            raise RunError(f"{host}:{port} {why}") from error
         try:
             say(f"http://{host}:{runner.addresses[0][1]}")
             await ended.wait()
