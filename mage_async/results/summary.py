@@ -184,10 +184,13 @@ def unplayed_note(summary: Mapping[str, Any]) -> str:
         return ""
     first, *others = summary["unplayed"]["versions"]
     which = f"versions {first} to {others[-1]}" if others else f"version {first}"
+    points = f"{1 + len(others)} of {summary['unplayed']['num_due']} points of the curve ({which})"
+    if not summary["complete"]:
+        return f"{points} are not played; a resumed run plays those whose weights are still there"
     return (
-        f"{1 + len(others)} of {summary['unplayed']['num_due']} points of the curve ({which}) were "
-        "not played before the run, or its evaluator, was stopped, and their weights are gone; a "
-        "larger evaluation.every, or fewer evaluation.trials, lets the evaluator keep up"
+        f"{points} were not played before the run, or its evaluator, was stopped, and their "
+        "weights are gone; a larger evaluation.every, or fewer evaluation.trials, lets the "
+        "evaluator keep up"
     )
 
 

@@ -159,7 +159,7 @@ def test_points_that_the_curve_lacks_are_counted_with_the_reason(make_run):
     lines = run.metrics.read_text().splitlines(keepends=True)
     run.metrics.write_text("".join(lines[:20]))
     stopped = summarise(run, wall_s=1.0, processor_s=60.0)
-    assert unplayed_note(stopped).startswith("1 of 3 points of the curve (version 20) were not")
+    assert unplayed_note(stopped).startswith("1 of 3 points of the curve (version 20) are not")
     run.config.write_text(run.config.read_text().replace("every = 10\n", "every = 0\n"))
     assert "unplayed" not in summarise(run, wall_s=1.0, processor_s=60.0)
 
