@@ -66,6 +66,8 @@ class Facts:
     """Whether observations and actions may hold words outside `words`, which only a language model
     with an open vocabulary can read.
     """
+    has_wins: bool = True
+    """Whether episodes are won and lost; if not, pages show returns alone."""
     wins_above: float = 0.0
     """Return above which an episode is won."""
     loses_below: float = 0.0

@@ -85,11 +85,13 @@ _PARAMETERS = {
 """Names of the parameters of optional methods, in the order in which they are passed."""
 _CHANGING_PARTS = ("legal_actions", "legal_pattern", "anchor")
 """Optional parts that an object's methods may set."""
+_WINS = ("wins_above", "loses_below", "win_reward")
+"""Optional parts that say which episodes are won and lost."""
 OPTIONAL_PARTS = (
     *_CHANGING_PARTS,
     *("words", "script", "members", "max_turns", "rules", "references", "min_return", "max_return"),
-    *("family", "swaps", "belief", "ladders", "close", "units", "wins_above", "loses_below"),
-    *("win_reward", "is_probe"),
+    *("family", "swaps", "belief", "ladders", "close", "units", "is_probe"),
+    *_WINS,
 )
 """Optional parts of a class."""
 _LIKENESS = 0.85
@@ -625,6 +627,7 @@ class ResetStep(Environment):
             example=_example(declared("legal_actions", ())),
             # Results of tools, and errors about calls of them, are sentences.
             has_open_text=not words or bool(self.tools),
+            has_wins=any(declared(each, None) is not None for each in _WINS),
             wins_above=self._number("wins_above", 0.0),
             loses_below=self._number("loses_below", 0.0),
             win_reward=self._number("win_reward", None),

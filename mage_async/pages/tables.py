@@ -104,7 +104,10 @@ def sets_tables(
     rows = [*set_rows(evaluation).values(), *reference_rows(summary)]
     return {
         "sets": episode_table("set", rows, bound=bound),
-        "wins": _wins_table(heldout, evaluation.get("heldout_blind")),
+        # Summaries of earlier versions do not say whether episodes are won.
+        "wins": _wins_table(heldout, evaluation.get("heldout_blind"))
+        if summary["environment"].get("has_wins", True)
+        else None,
         "seats": episode_table("seat", seat_rows, bound=bound) if len(seats) > 1 else None,
         "cut": _cut_short(evaluation),
         "probes": episode_table("set", probes.values(), percent) if probes else None,

@@ -153,6 +153,7 @@ def _identity(records: RunRecords) -> Record:
             "units": facts.units,
             "min_return": facts.min_return,
             "max_return": facts.max_return,
+            "has_wins": facts.has_wins,
         },
         "credit": msgspec.to_builtins(config.credit),
     }

@@ -755,6 +755,13 @@ def test_a_coroutine_that_waits_is_played_where_the_thread_has_an_event_loop(
     assert trial[1] == outcome
 
 
+def test_a_class_has_wins_where_it_says_which_episodes_are_won(
+    write: Callable[..., Config],
+) -> None:
+    assert not environment_of(write(own(""))).facts.has_wins
+    assert environment_of(write(own("    wins_above = 0.0\n"))).facts.has_wins
+
+
 def test_a_class_with_neither_protocol_is_told_both(
     write: Callable[..., Config],
 ) -> None:

@@ -327,6 +327,14 @@ def test_the_report_says_what_was_won_in_an_episode_and_what_in_any_so_far(make_
     assert drawn == ["30", "20", "20"]
 
 
+def test_the_report_counts_no_wins_of_a_class_that_declares_none(make_run):
+    run = make_run()
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    assert "won and lost" in render(run, summary)
+    summary["environment"]["has_wins"] = False
+    assert "won and lost" not in render(run, summary)
+
+
 def test_a_page_shows_diversity_and_harder_tasks_where_they_were_measured(make_run):
     run = make_run()
     assert "Trajectory diversity" not in page_of(run)
