@@ -82,7 +82,7 @@ async def rehearse(
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
     legal = _LegalActions(config, name, environment)
-    retries = Retries(config.environment.retries, say)
+    retries = Retries(config.environment.retries, lambda fault: say(f"rehearsal: {fault}"))
     deadline_s, before = config.environment.step_deadline_s, CallFault("")
     try:
         async with CallRunner.of(config.environment) as workers:
