@@ -1,5 +1,6 @@
 """The folder and the card with which a run is published."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from huggingface_hub import HfApi
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError
+from mage_async.pages.report import verdict
 from mage_async.results.run_directory import RunDirectory
 from mage_services.api import hub
 from tests.helpers.recorded_runs import unpack
@@ -45,9 +47,20 @@ def test_a_model_of_random_weights_has_no_base_whose_licence_is_unknown(
 ) -> None:
     card, config = published(run, tmp_path / "out")
     assert "It began with random weights" in card
+    assert ", from seed 0; before that a warm start, `auto`, by behaviour cloning.\n" in card
     assert "base model" not in card
     assert "trials; staleness at most " in card
     assert config == run.config.read_text()
+
+
+def test_a_card_claims_adaptation_only_where_the_controls_show_it(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    scores = json.loads(run.summary.read_text())["evaluation"]
+    card, _ = published(run, tmp_path / "out")
+    assert verdict(scores) in card
+    assert "so adaptation is not shown." in card
+    assert "adapts" not in card
 
 
 def test_a_rule_without_a_bound_of_staleness_is_published_with_none(

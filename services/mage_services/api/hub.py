@@ -13,6 +13,7 @@ from mage_async import __version__
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError, first_line
+from mage_async.pages.report import verdict
 from mage_async.results.intervals import half_text
 from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
 from mage_async.results.run_files import read_document
@@ -161,6 +162,8 @@ def card(
         began = "It began with random weights, and knows only the words of its environment."
     else:
         began = f"It began as {base or 'a model that is not on the hub'}."
+    warm = msgspec.to_builtins(config.warm_start)
+    cloned = f"; before that a warm start, `{warm['kind']}`, by behaviour cloning" if warm else ""
     unknown = "The licence of the base model is not known: ask whoever made it before you use this."
     has_unknown_base = isinstance(config.policy, Pretrained) and not license_id
     admission, most_stale = config.admission, config.admission.most_stale
@@ -170,11 +173,12 @@ def card(
     lines = [
         *("---", *front, "---", "", f"# {config.environment.name}, step {version}", ""),
         f"A language agent trained by mage_async {__version__}: it plays "
-        f"{config.trial.episodes} episodes of one task, and adapts from one to the next. {began}",
+        f"{config.trial.episodes} episodes of one task, and was trained to use in each what the "
+        f"earlier ones showed. {began}",
         *(["", unknown] if has_unknown_base else []),
         *("", "## Training", ""),
         f"- Data: trials of `{config.environment.name}` that the policy played itself, from seed "
-        f"{config.seed}.",
+        f"{config.seed}{cloned}.",
         f"- Steps: {version} of {config.learner.steps}, each of {admission.groups_per_step} "
         f"groups of {admission.trials_per_group} trials; {staleness}.",
         "- `config.toml` has every key, and `summary.json` every figure.",
@@ -191,6 +195,7 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
     rows = set_rows(scores)
     episodes = range(1, 1 + len(next(iter(rows.values())).values))
     lines = [
+        *([verdict(scores), ""] if "heldout" in scores else []),
         "Return per unit of the environment, with 95 % intervals. `blind` removes earlier episodes "
         "from the context, and `swapped` hides another task in the last one: the return that is "
         "lost with them is due to knowledge about the task at hand.",

@@ -38,7 +38,7 @@ def run(given: argparse.Namespace) -> int:
 
     run_dir = RunDirectory(given.run_dir.resolve())
     if bool(given.repo) == bool(given.to):
-        raise ConfigError("give a repository, such as me/scout-0.6b, or --to DIR")
+        raise ConfigError("give either a repository, such as me/scout-0.6b, or --to DIR")
     if given.to:
         write_folder(run_dir, given.to, given.license, given.checkpoint)
         print(f"written to {given.to}")
