@@ -88,6 +88,7 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
     said = capsys.readouterr().out
     for part in (
         "legal_actions 3, such as red",
+        "returns have bounds, with max_return",
         "  script        no warm start",
         "the first 5 turns",
         "  <|user|> episode 1 room 1<|assistant|><action>",

@@ -24,7 +24,7 @@ class CLASS:
 
     legal_actions = BUTTONS  # the policy samples from these alone
     words = (*BUTTONS, "room", "1", "2", "3", "coin", "nothing", "end")  # all that is ever said
-    max_turns = 3
+    max_turns, min_return, max_return = 3, 0.0, 3.0
 
     def members(self, split):  # what is hidden, by name; the two splits have none in common
         codes = ["-".join(code) for code in product(BUTTONS, repeat=3)]
