@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -63,6 +64,17 @@ def refusal(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     assert said.out == ""
     assert said.err.count("\n") == 1
     return said.err
+
+
+def test_a_port_in_use_is_refused_before_a_run_directory_is_written(
+    started: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        keys = ["--run-dir", str(tmp_path / "run"), "--set", f"transport.address={address}"]
+        assert f"{address} is in use: end the other run" in refusal(["train", *keys], capsys)
+    assert not (tmp_path / "run").exists()
+    assert not started
 
 
 def test_ctrl_c_ends_a_command_with_one_line(

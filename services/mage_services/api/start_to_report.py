@@ -131,6 +131,8 @@ def start_run(
     # nodes need SGLang, and this machine does not.
     if config.engine.kind == "sglang" and not cluster:
         installed()
+    if not cluster:
+        _check_address(config)
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
     if not is_resumed:
@@ -314,17 +316,27 @@ def site_of(
             placement.reserve()
             yield placement.address, placement.start
         return
-    _check_key_folder(config.transport.keys)
     is_ipc = config.transport.address == "ipc"
     address = ipc_address(run.root) if is_ipc else config.transport.address
-    check_address(address, has_keys=bool(config.transport.keys))
-    if not is_ipc:
-        check_free(address)
     try:
         yield address, SupervisedProcess.start
     finally:
         if is_ipc:  # `ipc_address` has made a folder for the socket
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+
+
+def _check_address(config: Config) -> None:
+    """Check the learner's address on this machine, and its keys.
+
+    Raises:
+        ConfigError: the address or the keys cannot be used.
+        RunError: the address is in use.
+    """
+    address, keys = config.transport.address, config.transport.keys
+    _check_key_folder(keys)
+    if address != "ipc":
+        check_address(address, has_keys=bool(keys))
+        check_free(address)
 
 
 def _check_key_folder(keys: str) -> None:
