@@ -178,6 +178,8 @@ def drop_kind(reason: str) -> DropKind:
 
 PLAYED_AGAIN = "the trial is played again"
 """Words by which a note says that a fault is not the last word on a trial."""
+MAKE_ROOM = "Make room, and the run goes on by itself"
+"""Words by which a note says that the run waits until a disk has space."""
 _PLACE = re.compile(r"\((\S[^()]*(?:\([^()]*\)[^()]*)*, line \d+), in ")
 """File and line in the reason of a call that raised; a folder may have parentheses in its name."""
 

@@ -5,6 +5,7 @@ import itertools
 
 from rich.console import Console
 
+from mage_async.results.progress import MAKE_ROOM
 from mage_services.terminal.view import make_view
 from tests.helpers.status_events import (
     FULL_RUN,
@@ -102,6 +103,18 @@ def test_a_slow_run_prints_at_least_every_half_minute_what_it_waits_for(config, 
         "270 turns and 2,700 tokens so far, 6.7 turns/s, 67 tokens/s; return -0.500; "
         "75% of actions valid; complete in about 2:30 min"
     )
+
+
+def test_the_line_about_waiting_names_a_full_disk_until_a_step_is_trained(config, run):
+    full = f"learner: cannot write weights: No space left on device. {MAKE_ROOM}"
+    note = ("supervisor", {"event": "note", "text": full})
+    waits = [in_view(number) for number in range(30)]
+    _, out = plain_lines(config, run, [POLICY, note, *waits, step(1), *waits], every_s=1.5)
+    before, after = out.getvalue().split(" step=1/60 ")
+    waiting = [line for line in before.splitlines() if "waiting: " in line]
+    assert waiting
+    assert all(line.endswith(full) for line in waiting)
+    assert full not in after
 
 
 def test_steps_that_are_printed_need_no_line_about_the_next_one(config, run):

@@ -38,7 +38,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.results.progress import ProgressCounts, drop_kind
+from mage_async.results.progress import MAKE_ROOM, ProgressCounts, drop_kind
 from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_async.trajectory import Group
@@ -623,8 +623,8 @@ class Coordinator:
         self._is_full = bool(reason)
         if reason and not was_full:
             self.note(
-                f"nothing is taken in or granted: {reason}. Make room, and the run goes on by "
-                "itself; `journal.max_bytes` bounds the journal"
+                f"nothing is taken in or granted: {reason}. {MAKE_ROOM}; `journal.max_bytes` "
+                "bounds the journal"
             )
             self.arrived.set()  # the training loop may free space with a checkpoint
         if was_full and not reason:

@@ -36,6 +36,7 @@ import uvloop
 import mage_async
 from mage_async.environments.user_calls import made_now, run_coroutine
 from mage_async.errors import DiskFull, MageError, RunError, error_text, in_utf8
+from mage_async.results.progress import MAKE_ROOM
 from mage_async.results.run_directory import RunDirectory
 from mage_async.user_modules import source_digest
 from mage_services.processes.child_process import (
@@ -351,7 +352,7 @@ async def until_there_is_space(write: Callable[[], Awaitable[T]], note: Callable
     try:
         return await write()
     except DiskFull as full:
-        note(f"{full.problem}. Make room, and the run goes on by itself")
+        note(f"{full.problem}. {MAKE_ROOM}")
     async for _ in ticks(RETRY_S):
         with suppress(DiskFull):
             return await write()

@@ -6,7 +6,13 @@ from typing import Any, Literal
 
 from mage_async.config.schema import Config
 from mage_async.results.metrics import injections_by_source
-from mage_async.results.progress import PLAYED_AGAIN, Progress, sentence, time_in_words
+from mage_async.results.progress import (
+    MAKE_ROOM,
+    PLAYED_AGAIN,
+    Progress,
+    sentence,
+    time_in_words,
+)
 
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
@@ -67,6 +73,8 @@ class RunState:
     """Progress towards the next step; None while the learner prepares the policy."""
     notes: list[str] = field(default_factory=list)
     """Restarts, faults and remarks, each once, oldest first."""
+    full_disk: str = ""
+    """The note that a disk is full, if no step was trained since it came."""
     _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
     """Times of the events within `WINDOW_S` that had `blocked_s`, each with that value: seconds so
     far by process and state.
@@ -149,7 +157,10 @@ class RunState:
         if self.phase == "training" and self.progress is not None:
             # The actors say what failed; the learner counts it.
             again = [f"; a fault: {note}" for note in self.notes if PLAYED_AGAIN in note]
-            return sentence(self.progress) + "".join(again[-1:] * bool(self.progress.played_again))
+            again = again[-1:] * bool(self.progress.played_again)
+            # A step that is trained since then shows that there is space again.
+            full = f"; {self.full_disk}" if self.full_disk else ""
+            return sentence(self.progress) + full + "".join(again)
         doing = ", ".join(f"{name} {what}" for name, what in self.processes.items())
         done = ""
         if self.phase == "warm start":
@@ -178,6 +189,7 @@ class RunState:
 
     def _add_step(self, metrics: Event) -> None:
         """Add the metrics of a step."""
+        self.full_disk = ""
         while self.steps and self.steps[-1]["step"] >= metrics["step"]:
             self.steps.pop()  # a restarted learner trains the steps since its checkpoint again
         self.steps.append(metrics)
@@ -210,6 +222,8 @@ class RunState:
 
     def _add_note(self, note: str) -> None:
         """Keep a note, unless it was kept before."""
+        if MAKE_ROOM in note:
+            self.full_disk = note
         if note not in self.notes:
             self.notes = [*self.notes[1 - MAX_NOTES :], note]
 
