@@ -140,7 +140,9 @@ def _check_options(
             raise ConfigError(f"environment {name!r}: unknown option `{option}`{hint}; {has}")
     for key, each in named.items():
         if each.default is each.empty and key not in options:
-            raise ConfigError(f"environment {name!r}: needs the option `{key}`")
+            raise ConfigError(
+                f"environment {name!r}: needs the option `{key}`: set environment.options.{key}"
+            )
 
 
 def _parameters(found: type) -> Mapping[str, inspect.Parameter]:

@@ -120,7 +120,11 @@ def test_a_module_in_the_current_folder_is_found_by_processes_that_run_without_i
         ),
         ("rps", {"rounds": 5}, "environment 'rps': unknown option `rounds`; it has none"),
         ("rps", {"name": "x"}, "environment 'rps': unknown option `name`; it has none"),
-        ("own:Quiet", {}, "environment 'own:Quiet': needs the option `volume`"),
+        (
+            "own:Quiet",
+            {},
+            "environment 'own:Quiet': needs the option `volume`: set environment.options.volume",
+        ),
         (":Quiet", {}, "environment ':Quiet': write it as `module:Class`"),
         (
             "nowhere.at.all:Quiet",
