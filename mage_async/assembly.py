@@ -363,9 +363,11 @@ def tiny_fault(environment: Environment) -> str:
             "and policy.source to such a model"
         )
     if not environment.facts.words:
+        # The name of a library's environment has a colon; its words cannot be declared.
+        is_own = not isinstance(environment, ResetStep) or ":" not in environment.facts.name
         return (
-            'has no `words`, of which policy.kind = "tiny" is built: declare them, or set '
-            "policy.source to a pretrained model"
+            'has no `words`, of which policy.kind = "tiny" is built: '
+            f"{'declare them, or ' if is_own else ''}set policy.source to a pretrained model"
         )
     return ""
 

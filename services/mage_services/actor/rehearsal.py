@@ -296,9 +296,11 @@ def _context_needed(
         rest = "notes" if trial.compaction == "notes" else "the newest turns"
         most = trial.room or max_tokens
         return f"{need}: {rest} replace a context that outgrows {most:,} tokens"
+    # An environment of a library has the name under which its loader is called.
+    turns = "environment.options.turns" if ":" in facts.name else "the class's max_turns"
     return (
         f"{need}: episodes share that room evenly, and one that has used its share is cut there; "
-        "raise it, or lower the class's max_turns"
+        f"raise it, or lower {turns}"
     )
 
 

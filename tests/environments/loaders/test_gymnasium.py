@@ -8,6 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
+from mage_async.assembly import check_keys
+from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.errors import ConfigError
 from tests.environments.loaders.playing import begin, play, rehearsed
@@ -149,3 +151,12 @@ def test_what_cannot_be_repeated_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="task 0 was restarted with the same seed, and reset"):
         rehearsed(name)
     rehearsed(name, "trial.repeats=fresh")
+
+
+def test_advice_is_about_what_a_librarys_environment_has() -> None:
+    said = rehearsed("gymnasium:Taxi-v4", "engine.max_tokens=2000")
+    assert said[-1].endswith("raise it, or lower environment.options.turns")
+    tiny = config_file.load(config_file.find(None), ["environment.name=gymnasium:Taxi-v4"])
+    told = r'of which policy\.kind = "tiny" is built: set policy\.source to a pretrained model$'
+    with pytest.raises(ConfigError, match=told):
+        check_keys(tiny)
