@@ -118,7 +118,8 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         population=population_table(population, units) if population else None,
         time_bars=time_bars(seconds_by_state(records)),
         staleness=staleness(records.metrics, config.admission.most_stale, config.most_episodes),
-        fates=fates_part(records.learner),
+        # The learner's own counts are those of its last checkpoint.
+        fates=fates_part({**records.learner, "trials": summary.get("trials", {})}),
         selection=selection_table(Selection.of(records.metrics), config.admission),
         throughput=metric_charts(records, THROUGHPUT),
         policy=metric_charts(records, POLICY),
@@ -197,9 +198,13 @@ def _loss(heldout: Score, control: Score) -> tuple[float, float]:
 
 def _unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
     """Return a sentence on how far a run without a final evaluation came."""
-    text = (
-        f"Not evaluated: it ended after {summary['steps']} of {records.config.learner.steps} steps."
-    )
+    trained, steps = summary["steps"], records.config.learner.steps
+    text = f"Not evaluated: it ended after {trained} of {steps} steps."
+    if trained == steps:
+        text = (
+            f"Not evaluated: all {steps} steps are trained, and it ended before the final sets "
+            "were played, which a resumed run plays."
+        )
     if points := curve_points(records, "heldout"):
         version, score = points[-1]
         returns = " → ".join(signed(value) for value in score["return_by_episode"])

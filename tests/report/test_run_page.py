@@ -224,6 +224,22 @@ def test_an_interrupted_run_has_a_page_that_says_so(make_run, steps):
     assert "Adaptation" not in text
 
 
+def test_a_run_that_was_stopped_shows_what_became_of_its_trials_since_the_checkpoint(make_run):
+    run = make_run(steps=20, finished=False)
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    summary["trials"] = dict.fromkeys(
+        ("granted", "acknowledged", "trained", "dropped", "in_flight", "duplicate"), 0
+    ) | {"granted": 3256, "trained": 3024, "in_flight": 232}
+    page = render(run, summary)
+    assert "3,256 granted = 3,024 trained + 0 dropped + 232 in flight" in page
+
+
+def test_a_run_that_was_stopped_behind_its_last_step_says_that_it_is_trained(make_run):
+    run = make_run(steps=20, finished=False)
+    run.config.write_text(run.config.read_text().replace("steps = 60\n", "steps = 20\n"))
+    assert "Not evaluated: all 20 steps are trained" in page_of(run)
+
+
 def test_a_run_that_never_trained_has_a_page(make_run):
     run = make_run(finished=False)
     for file in (run.metrics, run.curve, run.samples):
