@@ -134,7 +134,8 @@ def episode_lines(trial: Trial) -> str:
     lines = []
     for episode in range(trial.num_played()):
         turns = [turn for turn in trial.turns if turn.episode == episode]
-        acts = " ".join(turn.action or "?" for turn in turns if turn.kind is Kind.ACT)
+        actions = [turn.action or "?" for turn in turns if turn.kind is Kind.ACT]
+        acts = (" | " if " " in "".join(actions) else " ").join(actions)
         remarks = [f"   “{turn.action}”" for turn in turns if turn.kind is not Kind.ACT]
         lines += [f"episode {episode + 1}: {acts}   ({rewards[episode]:+g})", *remarks]
     return "\n".join(lines)

@@ -123,6 +123,8 @@ def test_the_agents_trial_is_told_an_episode_a_line():
     )
     said = episode_lines(Trial(TASK, 0, 2, (), turns))
     assert said == "episode 1: rock   (-1)\n   “paper next”\nepisode 2: ?   (+1)"
+    words = [Turn(Kind.ACT, 0, 0, 0, 0, 1, 0.0, True, each) for each in ("go left", "go")]
+    assert "1: go left | go   (" in episode_lines(Trial(TASK, 0, 1, (), tuple(words)))
 
 
 def test_a_person_and_the_agent_stand_in_one_table():
