@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -298,6 +299,17 @@ def test_the_promised_spelling_starts_four_actors(
     assert started == [4]
     assert [run.name[:4] for run in (tmp_path / "runs").iterdir()] == ["rps-"]
     assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+def test_runs_that_are_started_in_the_same_second_have_directories_of_their_own(
+    tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start_to_report, "datetime", MagicMock(now=lambda: datetime(2026, 1, 2)))
+    for _ in range(3):
+        assert main([]) == 0
+    name = "rps-20260102-000000"
+    assert {run.name for run in (tmp_path / "runs").iterdir()} == {name, f"{name}-2", f"{name}-3"}
 
 
 def test_a_resumed_run_has_as_many_actors_as_before_unless_told_otherwise(

@@ -17,6 +17,7 @@ from contextlib import ExitStack, chdir, contextmanager, nullcontext, redirect_s
 from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def start_run(
         _check_address(config)
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
-    if not is_resumed:
+    if not is_resumed and run_dir is not None:
         # `_write_start` checks again under the lock. If the directory cannot be read, the error
         # comes from the first attempt to write there, below.
         with suppress(OSError):
@@ -180,7 +181,10 @@ def start_run(
         check_words(config, directory.policy)
     with ExitStack() as held:
         try:
-            directory.root.mkdir(parents=True, exist_ok=True)
+            if run_dir is None:
+                directory = _made(directory)
+            else:
+                directory.root.mkdir(parents=True, exist_ok=True)
             held.callback(os.close, take_lock(directory))
             for each in edited(read_document(directory.launch).get("sources", {}), sources):
                 say(edit_note(each))
@@ -192,6 +196,20 @@ def start_run(
             ) from error
         code = run_to_end(directory, config, num_actors=num_actors, cluster=cluster, **more)
     return directory, code
+
+
+def _made(directory: RunDirectory) -> RunDirectory:
+    """Make the directory of a run that names none, with a number at its end if another run that
+    was started in the same second has made it.
+    """
+    first = directory.root
+    first.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        root = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        with suppress(FileExistsError):
+            root.mkdir()
+            return RunDirectory(root)
+    raise AssertionError("`count` has no end")
 
 
 def check_start(config: Config, *, is_resumed: bool = False) -> None:
