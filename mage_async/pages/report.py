@@ -57,13 +57,14 @@ from mage_async.results.summary import (
     Score,
     changed_note,
     chosen_note,
+    numbers_note,
     reference_rows,
     unplayed_note,
     worse_note,
 )
 from mage_async.trajectory import num_decimals
 
-NOTES = (worse_note, changed_note, chosen_note)
+NOTES = (worse_note, numbers_note, changed_note, chosen_note)
 """Functions that return a sentence below the verdict, or ""."""
 MAX_FOLDED_TRIALS = 12
 """Largest number of trials that are shown folded."""

@@ -16,6 +16,7 @@ import msgspec
 
 from mage_async.assembly import environment_of, has_steady_tasks
 from mage_async.config.schema import Config
+from mage_async.environments.user_class import ResetStep
 from mage_async.results.intervals import halves_of, noise
 from mage_async.results.metrics import injections_by_source, prefix_rates
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
@@ -142,7 +143,8 @@ def _identity(records: RunRecords) -> Record:
     config = records.config
     steps = trained_steps(records)
     is_whole = bool(records.learner) and bool(records.evaluation)
-    facts = environment_of(config).facts
+    environment = environment_of(config)
+    facts = environment.facts
     return {
         "seed": config.seed,
         "steps": steps,
@@ -154,6 +156,8 @@ def _identity(records: RunRecords) -> Record:
             "min_return": facts.min_return,
             "max_return": facts.max_return,
             "has_wins": facts.has_wins,
+            "are_tasks_numbers": isinstance(environment, ResetStep)
+            and not hasattr(environment.kind, "members"),
         },
         "credit": msgspec.to_builtins(config.credit),
     }
@@ -334,6 +338,16 @@ def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
     reason = _advantage(returns, best, newest, kind) if best != newest else ""
     num_heldout = len(found.keys() & heldout.keys()) if best in heldout else 0
     return BestCheckpoint(found[best], reason, num_heldout if num_heldout > 1 else 0)
+
+
+def numbers_note(summary: Mapping[str, Any]) -> str:
+    """Return a sentence on held-out tasks of a class without members; "" for others."""
+    if not summary["environment"].get("are_tasks_numbers") or "evaluation" not in summary:
+        return ""
+    return (
+        "held-out tasks are other numbers than those of training, and may hide the same things: "
+        "`mage check` counts how many do"
+    )
 
 
 def chosen_note(summary: Mapping[str, Any]) -> str:

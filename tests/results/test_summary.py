@@ -11,6 +11,7 @@ from mage_async.results.run_directory import RunDirectory, checkpoint_at, step_o
 from mage_async.results.run_files import read_document, read_records
 from mage_async.results.summary import (
     best_checkpoint,
+    numbers_note,
     reference_rows,
     summarise,
     unplayed_note,
@@ -162,6 +163,19 @@ def test_points_that_the_curve_lacks_are_counted_with_the_reason(make_run):
     assert unplayed_note(stopped).startswith("1 of 3 points of the curve (version 20) are not")
     run.config.write_text(run.config.read_text().replace("every = 10\n", "every = 0\n"))
     assert "unplayed" not in summarise(run, wall_s=1.0, processor_s=60.0)
+
+
+def test_held_out_numbers_of_a_class_are_not_taken_for_new_tasks(make_run, tmp_path, monkeypatch):
+    run = make_run()
+    assert not numbers_note(summarise(run, wall_s=1.0, processor_s=60.0))
+    code = "    def reset(self, seed, task): ...\n    def step(self, action): ...\n"
+    (tmp_path / "numbered.py").write_text(f"class Own:\n    'Rules.'\n{code}")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = run.config.read_text().replace('name = "rps"', 'name = "numbered:Own"')
+    run.config.write_text(text)
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    assert "other numbers than those of training" in numbers_note(summary)
+    assert numbers_note(summary) in render(run, summary)
 
 
 def test_a_run_that_ended_before_its_first_step_has_a_summary(make_run):

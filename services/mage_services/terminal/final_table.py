@@ -22,6 +22,7 @@ from mage_async.results.summary import (
     diversity_row,
     environment_rows,
     harder_rows,
+    numbers_note,
     probe_rows,
     reference_rows,
     set_rows,
@@ -173,7 +174,7 @@ def _costs(summary: dict[str, Any]) -> list[str]:
         )
     if reasons := summary.get("dropped_by_reason"):
         lines.append(_most_dropped(reasons))
-    notes = (changed_note, chosen_note, unplayed_note)
+    notes = (numbers_note, changed_note, chosen_note, unplayed_note)
     lines += filter(None, (note(summary) for note in notes))
     return lines
 
