@@ -17,7 +17,12 @@ from mage_async.assembly import environment_of, trial_config_of
 from mage_async.errors import CallFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy import demonstrations
-from mage_async.policy.demonstrations import TRIED_WEIGHT, WIN_STAY_RULE, win_stay_examples
+from mage_async.policy.demonstrations import (
+    TRIED_WEIGHT,
+    WIN_STAY_RULE,
+    compare_win_stay,
+    win_stay_examples,
+)
 from mage_async.policy.initial_policy import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.summary import reference_rows
@@ -212,7 +217,7 @@ def test_the_table_has_rows_of_players_where_a_class_states_no_references(tmp_pa
             "takes more than 0.5 s, too long for a warm start; warm_start=none",
         ),
         (Raises, {}, "8 of 8 trials of random play failed: "),
-        (Slow, {"QUICK_S": 0.1}, "took over 0.1 s"),
+        (Slow, {"QUICK_S": 0.1}, "each of 8 trials of random play took over 0.1 s"),
         (Luck, {}, "not clearly more than random play"),
     ],
 )
@@ -226,6 +231,16 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
     assert origin.startswith("without a warm start: ")
     assert why in origin
     assert load_chat(tmp_path / "policy").encode(" red")
+
+
+def test_slow_trials_are_timed_until_they_took_as_long_as_a_late_one(chat):
+    config = configured(Slow)
+
+    def timed(trials, seconds):
+        return ((number, 3.0) for number in range(8))
+
+    found = compare_win_stay(config, environment_of(config), chat, timed)
+    assert found == "each of 2 trials of random play took over 0.3 s"
 
 
 def test_play_that_was_late_ends_with_its_trial():
