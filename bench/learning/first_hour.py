@@ -108,7 +108,8 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
             lines.append(time.monotonic() - began)
             if first_step_s is None and STEP.search(line.decode()):
                 first_step_s = lines[-1]
-            if lines[-1] > given.limit_s:
+            # Once: a second signal would end the run before its summary is written.
+            if lines[-2] <= given.limit_s < lines[-1]:
                 process.terminate()
     steps = documents(run / "metrics.jsonl")
     if steps and not (run / "evaluation.json").exists():
