@@ -163,12 +163,12 @@ def test_heartbeats_count_each_trial_that_is_played_again_once(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(site: Site) -> None:
-        # Two trials fail in their first call, and one of them in its second try as well.
+        # The first three calls fail: one trial's alone, if it comes before the other one each time.
         sys.modules["flaky"].FAILING.update(reset={1, 2, 3})
         site.say(grant(0, member="good"))
         while (beat := await site.beat()).counters["num_completions"] < 24:
             assert beat.counters["num_played_again"] <= 2
-        assert beat.counters["num_played_again"] == 2
+        assert beat.counters["num_played_again"] in (1, 2)
 
     monkeypatch.setattr(actor, "HEARTBEAT_S", 0.005)
     begin(main, retries=6)
