@@ -25,8 +25,8 @@ MAX_WORKERS = 8  # each collects all tests, so that more workers save nothing
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """Run the whole suite in a process more than there are cores, because some tests wait; a part of
-    it, or the slow tests, in one process.
+    """Run the whole suite in one more process than there are cores, because some tests wait; a part
+    of it, or the slow tests, in one process.
 
     An option `-n` or `--pdb` goes before this, and without pytest-xdist nothing changes.
     """
