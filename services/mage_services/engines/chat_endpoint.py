@@ -57,7 +57,8 @@ SPENT_QUOTA = "insufficient_quota"
 """Type or code of OpenAI's error if the account has no credit left. Its status is 429, as that of a
 rate limit."""
 TOO_LONG = "context_length_exceeded"
-"""Code of OpenAI's error, and of `mage serve`, if the context does not hold a prompt."""
+"""Code of OpenAI's error, and of those of `mage serve` and of the programs' server, if the context
+does not hold a prompt."""
 _FULL = re.compile(
     r"context.{0,20}(length|window|size)|maximum (context|prompt length)|too many tokens"
     r"|`inputs` (tokens|must have less)|input token count\b.{0,40}exceeds"

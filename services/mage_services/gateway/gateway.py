@@ -30,6 +30,7 @@ from mage_async.errors import (
     TrialFault,
 )
 from mage_async.trials.agent_run import AgentRun, Choice, Message, Pending, PolicyCall
+from mage_services.engines.chat_endpoint import TOO_LONG
 from mage_services.engines.engine import Sampler, complete_in_time
 from mage_services.gateway.anthropic_messages import (
     MessagesRequest,
@@ -177,7 +178,7 @@ class EpisodeEndpoint:
     def _full(self, fault: ContextFull) -> Refused:
         """Note that a conversation has outgrown its context; return the error for the client."""
         self.session.length_error = str(fault)
-        return Refused(400, str(fault), "context_length_exceeded")
+        return Refused(400, str(fault), TOO_LONG)
 
 
 class Gateway:

@@ -27,6 +27,7 @@ from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.agent_run import Choice, text_form
 from mage_async.trials.allowed_tokens import actions_restriction, answer_restriction
 from mage_async.trials.chat_format import ChatFormat
+from mage_services.engines.chat_endpoint import TOO_LONG
 from mage_services.engines.engine import Engine
 from mage_services.gateway.chat_completions import (
     BadRequest,
@@ -343,7 +344,7 @@ class ChatServer:
         except BadRequest as error:
             return error_response(400, str(error))
         except ContextFull as error:
-            return error_response(400, str(error), "context_length_exceeded")
+            return error_response(400, str(error), TOO_LONG)
         except SessionBusy as error:
             return error_response(409, str(error))
         except web.HTTPRequestEntityTooLarge as error:
