@@ -54,6 +54,15 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, from which classes of a user's own are imported."""
+    folder = tmp_path_factory.mktemp("own")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return folder
+
+
 def pretrained(directory: Path, *changes: str) -> Config:
     exact = ("policy.dtype=float32", "engine.arithmetic=float32", "evaluation.every=0")
     changes = (f"policy.source={directory}", "engine.max_tokens=2048", *exact, *changes)
@@ -484,13 +493,10 @@ class Lock:
 
 
 def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
-    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    directory: Path, own: Path
 ) -> None:
     """By what the child process runs, here in the process of the test."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "waiting_lock.py").write_text(LOCK)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    (own / "waiting_lock.py").write_text(LOCK)
     config = pretrained(directory, "environment.name=waiting_lock:Lock")
     order = preflight.PreflightOrder(config_file.as_tables(config), 1, time.monotonic())
     found = preflight._preflight(order, print)
@@ -520,12 +526,9 @@ class Flaky:
 
 
 def test_calls_that_fail_now_and_then_do_not_keep_a_run_from_its_start(
-    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    directory: Path, own: Path
 ) -> None:
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "flaky_answers.py").write_text(FLAKY)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    (own / "flaky_answers.py").write_text(FLAKY)
     config = pretrained(directory, "environment.name=flaky_answers:Flaky")
     said: list[str] = []
     rehearse_all(config, said.append)
@@ -560,12 +563,9 @@ class Slow:
 
 
 def test_random_play_of_a_slow_class_is_not_waited_for(
-    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    directory: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "slow_class.py").write_text(SLOW)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    (own / "slow_class.py").write_text(SLOW)
     monkeypatch.setattr(first_turns, "LATE_S", 0.5)
     config = pretrained(directory, "environment.name=slow_class:Slow")
     order = preflight.PreflightOrder(config_file.as_tables(config), 1, time.monotonic())
