@@ -303,10 +303,10 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
 
 def _calls_tools(name: str) -> bool:
     """Return whether the environment of this name is a program, or a user's class with tools."""
-    if name.startswith(PROGRAMS) or ":" not in name:
-        return name.startswith(PROGRAMS)
+    if name.startswith(PROGRAMS):
+        return True
     try:
-        return has_tools(OWN_CLASSES.load(name))
+        return ":" in name and has_tools(OWN_CLASSES.load(name))
     except ConfigError:  # the environment is loaded later, and the error says what is wrong
         return False
 
