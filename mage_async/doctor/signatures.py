@@ -705,9 +705,10 @@ def idle_warm_start(records: RunRecords) -> Sightings:
     chance, cloned = heldout["random"][-1], heldout["win-stay"][-1]
     is_chance = own - chance <= math.hypot(half, halves["random"][-1])
     if is_chance and cloned - own > math.hypot(half, halves["win-stay"][-1]):
+        earns, by_chance, by_cloned = texts(own, chance, cloned)
         yield Sighting(
-            f"after it the last held-out episode earns {own:+.2f}, random play {chance:+.2f}, and "
-            f"the player that was cloned {cloned:+.2f}"
+            f"after it the last held-out episode earns {earns}, random play {by_chance}, and the "
+            f"player that was cloned {by_cloned}"
         )
 
 
