@@ -25,8 +25,7 @@ MAX_WORKERS = 8  # each collects all tests, so that more workers save nothing
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """Run the whole suite in one more process than there are cores, because some tests wait; a part
-    of it, or the slow tests, in one process.
+    """Run the whole suite on all cores; a part of it, or the slow tests, in one process.
 
     An option `-n` or `--pdb` goes before this, and without pytest-xdist nothing changes.
     """
@@ -41,7 +40,7 @@ def pytest_cmdline_main(config):
         return
     num_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    num_workers = min(num_cores + 1, int(num_gib / GIB_PER_WORKER), MAX_WORKERS)
+    num_workers = min(num_cores, int(num_gib / GIB_PER_WORKER), MAX_WORKERS)
     if num_workers > 1:
         options.numprocesses, options.dist = num_workers, "worksteal"
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker's torch would use all cores
