@@ -44,7 +44,7 @@ from bench.lib.last_episode import Return, documents, is_above, returns_of
 from bench.lib.options import option_parser
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.results.score import score
-from mage_async.trials.scripted import chat_in_words, random_play, random_task, scripted_trial
+from mage_async.trials.scripted_play import chat_in_words, random_play, random_task, scripted_trial
 
 STEP = re.compile(r"step=\d+/\d+")
 """Matches a line of progress. A fast run prints one line for several steps."""

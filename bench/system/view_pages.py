@@ -46,7 +46,7 @@ from mage_async.protocol.trial_arrays import (
     pack_trial,
 )
 from mage_async.results.run_directory import RunDirectory
-from mage_async.trials.scripted import random_task, scripted_trial
+from mage_async.trials.scripted_play import random_task, scripted_trial
 from mage_services.journal.record_bytes import MAGIC, encode_record
 from tests.helpers.made_up_runs import make_run
 

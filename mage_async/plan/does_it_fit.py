@@ -29,7 +29,7 @@ from mage_async.policy.headers import (
 )
 from mage_async.trajectory import Kind, Turn
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.scripted import random_task, scripted_trial
+from mage_async.trials.scripted_play import random_task, scripted_trial
 
 TAGS = "<action></action>"
 """Text that a tokenizer has to encode and decode without a change."""

@@ -31,7 +31,7 @@ from mage_async.policy.lora import load_trained
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress, begin_trial
-from mage_async.trials.scripted import random_play, random_task
+from mage_async.trials.scripted_play import random_play, random_task
 
 NUM_TURNS = 2
 """Number of turns of each trial: one that reads the rules, and one of those that follow."""

@@ -34,7 +34,7 @@ from mage_async.trials.agent_run import Message
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.chat_format import Message as ChatMessage
 from mage_async.trials.duels import begin_trial
-from mage_async.trials.scripted import (
+from mage_async.trials.scripted_play import (
     Player,
     own_script,
     random_play,

@@ -7,8 +7,8 @@ and a game of the policy against itself ends as two trials. An action in a slow 
 
 The environment decides whether an action is legal (`Outcome.is_valid`); an illegal one uses up its
 turn and costs `advantage.format_penalty` in training, and where the environment names its legal
-actions, it cannot be sampled (`allowed_tokens.py`). `compaction.py` keeps contexts short enough for
-the engine.
+actions, it cannot be sampled (`allowed_tokens.py`). `context_limit.py` keeps contexts short enough
+for the engine.
 """
 
 from bisect import bisect_left
@@ -50,7 +50,7 @@ from mage_async.trajectory import (
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.allowed_tokens import restriction_of
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.compaction import Contexts, NextTurn
+from mage_async.trials.context_limit import Contexts, NextTurn
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 

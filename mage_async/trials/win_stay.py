@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, get_args
 from mage_async.environments.environment import Play
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind, Trial, Turn, num_decimals
-from mage_async.trials.scripted import Player, random_play
+from mage_async.trials.scripted_play import Player, random_play
 
 Place = Literal["state", "turn", "anywhere"]
 """Which situations count as the same place: those with the same state (`Play.anchor`), those at the

@@ -12,7 +12,7 @@ from mage_async.errors import ConfigError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, episode_lines, human_play, reward_table, shown
-from mage_async.trials.scripted import chat_in_words
+from mage_async.trials.scripted_play import chat_in_words
 from mage_services.actor import play_session
 from mage_services.actor.play_session import drawn_task, play_by_person
 from mage_services.environments.call_runner import CallRunner

@@ -15,7 +15,7 @@ from mage_async.environments.mix import component_of
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.trials.scripted import random_task
+from mage_async.trials.scripted_play import random_task
 from mage_async.trials.trial_run import TrialRun
 
 FOLDER = Path(__file__).parents[2] / "configs" / "papers"

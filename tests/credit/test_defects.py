@@ -28,7 +28,7 @@ from mage_async.results.score import score
 from mage_async.tasks.task_stream import TaskStream, evaluation_tasks
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.scripted import scripted_trial
+from mage_async.trials.scripted_play import scripted_trial
 from tests.helpers.credits import CREDITS, credit_of
 
 CONFIG = config_file.load(config_file.find(None), [])

@@ -9,7 +9,7 @@ from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods
 from mage_async.policy.initial_policy import prepare_policy
-from mage_async.trials.scripted import random_task, scripted_trial
+from mage_async.trials.scripted_play import random_task, scripted_trial
 
 BOXES = ("environment.name=boxes", "methods.graph_memory.strategies=4", "warm_start=none")
 

@@ -10,7 +10,7 @@ from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import trial_as_dict
-from mage_async.trials.scripted import random_task, scripted_trial
+from mage_async.trials.scripted_play import random_task, scripted_trial
 
 LEARNED = {
     "train": (0.04, 0.68, 0.79),

@@ -17,7 +17,7 @@ from mage_async.results.metrics import batch_metrics, check_names, returns_by_en
 from mage_async.results.score import by_environment, environment_returns, references, score
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks
 from mage_async.trajectory import Group, Trial
-from mage_async.trials.scripted import chat_in_words, scripted_trial
+from mage_async.trials.scripted_play import chat_in_words, scripted_trial
 from mage_services.terminal.final_table import print_final
 
 MIX = catalogue.load("mix", parts=[{"name": "boxes"}, {"name": "rps", "share": 0}])

@@ -15,7 +15,7 @@ from mage_async.methods.scaling_inter import ScalingInter, Settings
 from mage_async.protocol.journal_records import Granted
 from mage_async.tasks.league import League
 from mage_async.trajectory import Kind, Task
-from mage_async.trials.scripted import scripted_trial
+from mage_async.trials.scripted_play import scripted_trial
 
 CONFIG = config_file.load(
     config_file.find(None), ["transcript.rules=true", "engine.max_tokens=4096"]

@@ -24,8 +24,8 @@ from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult
 from mage_async.trajectory import FinishedEpisodes, Group, Guidance, Kind, Task, Trial, role_changes
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.compaction import Contexts, NextTurn
-from mage_async.trials.scripted import chat_in_words, random_task, scripted_trial
+from mage_async.trials.context_limit import Contexts, NextTurn
+from mage_async.trials.scripted_play import chat_in_words, random_task, scripted_trial
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun

@@ -7,7 +7,7 @@ from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.trials.scripted import chat_in_words, shortest_context
+from mage_async.trials.scripted_play import chat_in_words, shortest_context
 
 CONFIG = config_file.load(config_file.find(None), [])
 READS = [

@@ -14,7 +14,7 @@ from mage_async.credit.turn_table import build_table
 from mage_async.learning.advantages import turn_advantages
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
-from mage_async.trials.scripted import scripted_trial
+from mage_async.trials.scripted_play import scripted_trial
 from mage_async.trials.trial_run import TrialRun
 from tests.helpers.credits import CREDITS, credit_of
 

@@ -19,7 +19,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.scripted import scripted_trial
+from mage_async.trials.scripted_play import scripted_trial
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun

@@ -27,7 +27,7 @@ from mage_async.policy.initial_policy import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.summary import reference_rows
 from mage_async.trajectory import Guidance
-from mage_async.trials.scripted import random_play, random_task, scripted_trial, word_tokens
+from mage_async.trials.scripted_play import random_play, random_task, scripted_trial, word_tokens
 from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
 from mage_services.actor.evaluator import played_references
 from mage_services.processes.process import in_time

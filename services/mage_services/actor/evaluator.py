@@ -61,7 +61,7 @@ from mage_async.results.score import (
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Guidance, Task, Trial, trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.scripted import Player, random_play
+from mage_async.trials.scripted_play import Player, random_play
 from mage_async.trials.win_stay import Rule, player_of
 from mage_services.actor.actor import beating, note_edits
 from mage_services.actor.rollout import Planned, Retries, Stage, play_all

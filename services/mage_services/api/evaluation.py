@@ -36,7 +36,7 @@ from mage_services.actor.evaluator import (
     write_evaluation,
 )
 from mage_services.actor.play_session import chosen_policy
-from mage_services.api.background import run_to_end
+from mage_services.api.coroutines import run_to_end
 from mage_services.engines.engine import make_engine
 from mage_services.environments.call_runner import CallRunner
 

@@ -16,7 +16,7 @@ from mage_async.errors import MageError
 from mage_async.inference.chat_files import load_chat
 from mage_async.results.run_directory import RunDirectory
 from mage_services.actor.play_session import chosen_policy
-from mage_services.api.background import Background
+from mage_services.api.coroutines import Background
 from mage_services.engines.engine import make_engine
 from mage_services.gateway.chat_completions import ChatRequest, Message
 from mage_services.serving.chat_server import Conversations

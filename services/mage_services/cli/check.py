@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mage_async.environments.rehearsal import Listener
     from mage_async.environments.user_class import ResetStep
     from mage_async.trials.chat_format import ChatFormat
-    from mage_async.trials.scripted import Player
+    from mage_async.trials.scripted_play import Player
     from mage_services.processes.process import Runner
 
 HELP = "Rehearse an environment of your own, and say what its declarations switch on."
@@ -122,8 +122,8 @@ def check(
     Raises:
         ConfigError: a run with this environment could not start; the message says what to change.
     """
-    from mage_services.api.background import run_to_end
     from mage_services.api.configuration import address_of, assignments_of
+    from mage_services.api.coroutines import run_to_end
 
     name = address_of(environment) if isinstance(environment, type) else environment
     _check(_Wanted(name, file, assignments_of(keys or {})), run_to_end)
@@ -447,7 +447,7 @@ def _print_trials(
 
     Without a script, win-stay, lose-shift is played, if it earns more than random play.
     """
-    from mage_async.trials.scripted import own_script, random_play
+    from mage_async.trials.scripted_play import own_script, random_play
     from mage_async.trials.win_stay import NUM_PLAYED
 
     trials = partial(_trials, play, config, environment, chat)
@@ -536,7 +536,7 @@ def _trials(
         ConfigError: the environment declares no actions that could be drawn.
     """
     from mage_async.policy.demonstrations import scripted_play
-    from mage_async.trials.scripted import random_task
+    from mage_async.trials.scripted_play import random_task
 
     def fail(fault: TrialFault) -> None:
         if not play.may_pass(fault):

@@ -20,7 +20,7 @@ from mage_async.methods.sac_glam.replay_buffer import (
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Guidance, Task
 from mage_async.trials import allowed_tokens
-from mage_async.trials.scripted import chat_in_words
+from mage_async.trials.scripted_play import chat_in_words
 from mage_async.trials.trial_run import TrialRun
 
 CHAT = chat_in_words()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
-from mage_services.api.background import Background
+from mage_services.api.coroutines import Background
 
 
 @asynccontextmanager
