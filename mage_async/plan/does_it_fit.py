@@ -20,7 +20,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError, PolicyError
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.headers import (
+from mage_async.policy.model_files import (
     Outline,
     check_head,
     check_targets,

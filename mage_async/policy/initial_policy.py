@@ -46,9 +46,9 @@ from mage_async.policy.demonstrations import (
     untimed,
     unwatched,
 )
-from mage_async.policy.headers import check_type
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
+from mage_async.policy.model_files import check_type
 from mage_async.policy.warm_start import Progress, warm_start
 from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL, WARM_START
 from mage_async.results.run_files import read_document

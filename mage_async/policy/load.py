@@ -31,7 +31,7 @@ from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.method import Methods
-from mage_async.policy.headers import TRAINABLE, check_head, outline_of
+from mage_async.policy.model_files import TRAINABLE, check_head, outline_of
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
 WEIGHTS = "model.safetensors"

@@ -17,8 +17,8 @@ from mage_async.config.schema import Config, Embedded, Lora
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import ADAPTER, adapted_layers, route, trained_tensors
 from mage_async.methods.method import Methods
-from mage_async.policy.headers import check_targets
 from mage_async.policy.load import load_policy
+from mage_async.policy.model_files import check_targets
 
 WEIGHTS = "adapter_model.safetensors"
 """Name of the file of adapters in a checkpoint."""

@@ -23,7 +23,7 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import ConfigError, PolicyError, RunError, UnreadableWeights
-from mage_async.policy.headers import check_divisible
+from mage_async.policy.model_files import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import (

@@ -13,8 +13,8 @@ from mage_async.errors import PolicyError
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import TokenRow
-from mage_async.policy.headers import TRAINABLE
 from mage_async.policy.load import check_trainable
+from mage_async.policy.model_files import TRAINABLE
 from tests.helpers.random_models import SHAPE, random_model
 
 LENGTHS = (50, 37, 9)

@@ -16,9 +16,9 @@ from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import checkpoint_activations, hidden_states
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.headers import check_targets, outline_of
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import add_adapters, linear_layers, load_adapters, save_adapters
+from mage_async.policy.model_files import check_targets, outline_of
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import tensor_digests
 from tests.helpers.random_models import random_model, sequence

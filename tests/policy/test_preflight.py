@@ -35,8 +35,8 @@ from mage_async.plan.does_it_fit import (
 )
 from mage_async.plan.first_turns import play_first_turns
 from mage_async.plan.model_shape import shape_of
-from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
+from mage_async.policy.model_files import outline_of
 from mage_async.trials.duels import TrialInProgress, make_calls
 from mage_services.actor import preflight
 from mage_services.actor.preflight import PreflightOrder, run_preflight
