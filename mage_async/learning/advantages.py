@@ -224,6 +224,9 @@ class Gigpo(Advantage, tag="gigpo"):
     #
     #     A = (s - mean s over the episode cell) + anchor_weight (G - mean G over the state cell)
     #
+    # The paper's second mean is over visits of the state, which is weight "sample"; with "trial" it
+    # is over the trials that met the state, each by the mean of its visits (`docs/departures.md`).
+    #
     # With baseline ["group"], weight "sample", anchor_weight 1 and penalties subtracted from the
     # score, the result is that of MAGE's code to rounding (recorded in the tests): nothing is
     # compared across opponents. It has these habits of that code:

@@ -2,6 +2,8 @@
 
 from statistics import mean
 
+import pytest
+
 from tests.helpers.paper_trials import advantages_of, close, drawn_rewards, trial_of
 
 
@@ -31,3 +33,20 @@ def test_a_state_that_recurs_in_a_trial_is_one_anchor_with_that_of_others():
     for number, own in enumerate(advantages_of(trials, "gigpo")):
         first = scores[number] - mean(scores)
         assert own == close([first + value - in_room for value in returns[number]])
+
+
+@pytest.mark.parametrize("weight", ["trial", "sample"])
+def test_a_state_that_trials_visit_unequally_often_counts_trials_or_visits(weight):
+    """Eq. 7 counts visits ("sample"), which makes eq. 3 one of turns, as in the authors' code."""
+    rewards = drawn_rewards(2, 4, 1, seed=3)
+    trials = [trial_of(index, each, states="one room") for index, each in enumerate(rewards)]
+    scores, returns = [sum(each) for each in rewards], [to_go(each) for each in rewards]
+    visits = [value for each in returns for value in each]
+    of_turns = [score for score, each in zip(scores, rewards, strict=True) for _ in each]
+    if weight == "trial":
+        score, in_room = mean(scores), mean(mean(each) for each in returns)
+    else:
+        score, in_room = mean(of_turns), mean(visits)
+    for number, own in enumerate(advantages_of(trials, "gigpo", f"advantage.weight={weight}")):
+        expected = [scores[number] - score + value - in_room for value in returns[number]]
+        assert own == close(expected)
