@@ -560,8 +560,10 @@ def interpolated(
 
     A token's log-prob is taken to have changed evenly from the weights that sampled it, `staleness`
     steps before the beginning, to the present ones, `progress` of a step after it (A-3PO, arXiv
-    2512.06547, whose implementation in AReaL sets `progress` to 1, as it makes one update a step).
-    For a token sampled with the weights of the beginning, that is its behaviour log-prob.
+    2512.06547). For a token sampled with the weights of the beginning, that is its behaviour
+    log-prob. A-3PO's implementation in AReaL estimates another policy, the one a step before the
+    beginning, because its present weights are those of the beginning: `staleness` less 1 and
+    `progress` 1.
 
     Args:
         behaviour, current: float32 [N]: log-probs in nats under the weights that sampled the

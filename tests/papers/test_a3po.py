@@ -27,15 +27,16 @@ def test_a_log_prob_that_changed_evenly_is_found_again():
         assert found.tolist() == close((behaviour + slope * staleness).tolist())
 
 
-def test_with_one_update_a_step_it_is_the_papers():
+def test_areal_interpolates_to_the_step_before():
     """log prox = log behav + alpha (log theta - log behav), alpha = (v_prox - v_behav) /
-    (v_theta - v_behav), where v_theta = v_prox + 1."""
-    behaviour, current = torch.tensor([-1.0, -2.0]), torch.tensor([-0.5, -2.5])
-    versions = torch.tensor([4, 7], dtype=torch.int32)
-    found = interpolated(behaviour, current, 7 - versions, 1.0)
-    alpha = [(7 - 4) / (8 - 4), 0.0]
-    expected = [b + a * (c - b) for a, b, c in zip(alpha, (-1, -2), (-0.5, -2.5), strict=True)]
-    assert found.tolist() == close(expected)
+    (v_theta - v_behav), where v_theta, the version at the beginning of the step, is v_prox + 1;
+    alpha is at least 0, and 0 for a fresh token (AReaL 4aef98d, areal/trainer/ppo/actor.py)."""
+    behaviour, theta = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-0.5, -2.5, -0.25])
+    at_beginning, versions = 8, torch.tensor([4, 7, 6], dtype=torch.int32)
+    found = interpolated(behaviour, theta, at_beginning - 1 - versions, 1.0)
+    alphas = [(7 - 4) / (8 - 4), (7 - 7) / (8 - 7), (7 - 6) / (8 - 6)]
+    rows = zip(alphas, behaviour.tolist(), theta.tolist(), strict=True)
+    assert found.tolist() == close([b + alpha * (c - b) for alpha, b, c in rows])
 
 
 def trained(proximal: str, minibatches: int) -> tuple[torch.Tensor, dict[str, float], int]:
