@@ -379,7 +379,7 @@ class Gspo(WithClip, tag="gspo"):
     # of log(current / behaviour))` (Zheng et al. 2025, arXiv 2507.18071, eq. 5-7; GSPO-token for
     # advantages per token, eq. 13-14). The noise of S does not grow with the turn's length, and the
     # clip takes whole turns. The paper clips at 3e-4 and 4e-4 on data a few minibatches old; with
-    # stale data use PPO's.
+    # stale data use PPO's. Its objective is a mean over completions: `learner.average = "turn"`.
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the clipped losses under one ratio per turn."""
@@ -398,7 +398,7 @@ class Dppo(Correction, tag="dppo"):
     # on the change of the probability, in the direction of the advantage (Qi et al. 2026,
     # "Rethinking the trust region in LLM RL", arXiv 2602.04879, binary total variation; prime-rl's
     # default loss, without its penalty on the squared log-ratio). An advantage of 0 counts as
-    # negative.
+    # negative. The authors' code also truncates `r`, by default at 10.
 
     max_probability_change: Share = 0.2
     """Largest change of a token's probability."""
@@ -437,7 +437,8 @@ class M2po(Correction, tag="m2po"):
     # cancel and, unlike a variance of ratios, no heavy tail. As in the authors' code, and not in
     # the paper's formula, only tokens count that would be pushed further away (made likelier with a
     # positive advantage, or less likely with a negative one); a token that is pulled back is never
-    # masked.
+    # masked. Their code bounds another mean, in which masked tokens count with the square of the
+    # threshold, and so masks more.
 
     max_second_moment: Positive = 0.04
     """Bound of the mean squared log-ratio, in nats squared."""
