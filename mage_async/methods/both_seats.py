@@ -1,8 +1,9 @@
 """Play some groups from both seats, by the policy against itself, and train on both seats.
 
 Each such play yields two trials of its group, one of each seat, with separate memories and returns;
-`mage_async/trials/duels.py` plays them. MAGE (arXiv 2603.03680) trains in this way, and also
-against past versions of the policy that remember the trial: `docs/methods/mage_population.md`.
+`mage_async/trials/duels.py` plays them. The preset `mage_population` adds past versions of the
+policy that remember the trial. Both go beyond MAGE (arXiv 2603.03680), whose population is a pool
+of fixed opponents: `docs/methods/mage_population.md`.
 """
 
 from typing import ClassVar

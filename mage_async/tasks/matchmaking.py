@@ -106,7 +106,8 @@ class Prioritised(Matchmaker, tag="prioritised"):
 
     # The best response to a past policy is unknown: the best return against it is taken to be the
     # environment's maximum. Among past policies, the rule is then AlphaStar's prioritised
-    # fictitious self-play with `f(x) = 1 - x` (Vinyals et al. 2019).
+    # fictitious self-play with `f(x) = 1 - x` (Vinyals et al. 2019), except for the uniform draws
+    # of `SHARE_OF_ANY`.
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
         """Choose by regret."""
