@@ -79,7 +79,8 @@ class Advantage(Variant, tag_field="estimator"):
     penalise: Literal["advantage", "return", "score"] = "advantage"
     """Where penalties are subtracted: "advantage": after all normalisation; "return": from returns
     and scores, before it (with `value = "trial_score"`, those of all turns of a trial from its
-    score); "score": from gigpo's first term alone, as its reference code does."""
+    score), in both of gigpo's terms as in its authors' code; "score": from gigpo's first term
+    alone, as in the codes of LaMer and MAGE."""
 
     has_score: ClassVar[bool] = False
     """Whether the estimator reads an episode's score in addition to the return."""

@@ -1,5 +1,6 @@
 """GiGPO (arXiv 2505.10978), eq. 3 to 8 without deviations, worked in plain Python."""
 
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -50,3 +51,18 @@ def test_a_state_that_trials_visit_unequally_often_counts_trials_or_visits(weigh
     for number, own in enumerate(advantages_of(trials, "gigpo", f"advantage.weight={weight}")):
         expected = [scores[number] - score + value - in_room for value in returns[number]]
         assert own == close(expected)
+
+
+def test_an_invalid_action_costs_in_both_terms():
+    """The authors' code (verl-agent) subtracts the penalty from the score of the turn's row and
+    from its return."""
+    rewards = drawn_rewards(2, 2, 2)
+    trials = [trial_of(index, each) for index, each in enumerate(rewards)]
+    first, *others = trials[0].turns
+    trials[0] = replace(trials[0], turns=(replace(first, is_valid=False), *others))
+    plain = advantages_of(trials, "gigpo", "advantage.format_penalty=0")
+    made = advantages_of(trials, "gigpo")
+    # The mean of three scores falls by a sixth of the penalty, as one of the trial's two turns has
+    # it; the mean return in this state, which three trials met once, by a third.
+    assert made[0][0] - plain[0][0] == close(-0.5 + 0.5 / 6 - 0.5 + 0.5 / 3)
+    assert made[0][1] - plain[0][1] == close(0.5 / 6)
