@@ -69,8 +69,8 @@ class Surrogate:
     weights: "torch.Tensor"
     """Importance weight that the correction gave the token; 0 where masked."""
     is_clipped: "torch.Tensor"
-    """Whether a clip bounds the loss; for `tis`, `cispo` and `vcpo`, whether the weight was
-    truncated."""
+    """Whether a clip bounds the loss; for `tis`, `cispo`, `dppo` and `vcpo`, whether the weight
+    was truncated."""
     is_masked: "torch.Tensor"
     """Whether the token was left out."""
 
@@ -393,22 +393,31 @@ class Gspo(WithClip, tag="gspo"):
 class Dppo(Correction, tag="dppo"):
     """Tokens whose probability has moved too far are masked."""
 
-    # `-keep r A` with `r = current / behaviour`; keep is 0 for a masked token and 1 otherwise. A
-    # ratio of 2 changes a probability of 0.001 by 0.001 and one of 0.4 by 0.4, so the bound is
-    # on the change of the probability, in the direction of the advantage (Qi et al. 2026,
-    # "Rethinking the trust region in LLM RL", arXiv 2602.04879, binary total variation; prime-rl's
-    # default loss, without its penalty on the squared log-ratio). An advantage of 0 counts as
-    # negative. The authors' code also truncates `r`, by default at 10.
+    # `-keep w A` with `w = min(current / behaviour, max_weight)`, whose gradient is that of `w log
+    # current` with `w` held fixed; keep is 0 for a masked token and 1 otherwise. A ratio of 2
+    # changes a probability of 0.001 by 0.001 and one of 0.4 by 0.4, so the bound is on the change
+    # of the probability, in the direction of the advantage (Qi et al. 2026, "Rethinking the trust
+    # region in LLM RL", arXiv 2602.04879, binary total variation; prime-rl's default loss, without
+    # its penalty on the squared log-ratio). An advantage of 0 counts as negative. The truncation is
+    # of the authors' code (10 in their repository, 20 in verl).
 
     max_probability_change: Share = 0.2
     """Largest change of a token's probability."""
+    max_weight: Weight = 20.0
+    """Importance weights are truncated here."""
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the losses of tokens whose probability moved by at most the bound."""
-        ratio = (tokens.logprobs - tokens.behaviour).exp()
+        ratio = (tokens.logprobs.detach() - tokens.behaviour).exp()
         change = tokens.logprobs.detach().exp() - tokens.behaviour.exp()
         towards = change.where(tokens.advantages > 0, -change)
-        return _masked_gain(tokens, ratio, towards > self.max_probability_change)
+        is_masked = towards > self.max_probability_change
+        # The second factor is 1, with the gradient of the log-prob.
+        weight = (
+            ratio.clamp(max=self.max_weight) * (tokens.logprobs - tokens.logprobs.detach()).exp()
+        )
+        is_clipped = (ratio > self.max_weight) & ~is_masked
+        return replace(_masked_gain(tokens, weight, is_masked), is_clipped=is_clipped)
 
 
 Selection = Callable[["torch.Tensor", float], "torch.Tensor"]

@@ -197,6 +197,15 @@ def test_dppo_leaves_out_what_moved_too_far_in_the_direction_it_is_pushed():
     assert gradient(made, given).tolist() == close([0.0, -0.4, 2.0, -3.0, 0.0])
 
 
+def test_dppo_truncates_the_weight_of_a_token_that_became_far_likelier_and_is_pushed_down():
+    given = tokens([0.6, 0.6, 0.12], [0.01, 0.2, 0.01], [-1.0, -1.0, 1.0])
+    made = Dppo(max_weight=10.0).surrogate(given)
+    assert gradient(made, given).tolist() == close([10.0, 3.0, -10.0])
+    assert made.losses.tolist() == close([10.0, 3.0, -10.0])
+    assert made.is_clipped.tolist() == [True, False, True]
+    assert not made.is_masked.any()
+
+
 def test_m2po_leaves_out_the_fewest_tokens_that_bring_the_second_moment_under_its_bound():
     behaviour = [0.4 / 1.1, 0.2, 0.4 / 3]
     given = tokens([0.4, 0.4, 0.4], behaviour, [1.0, 1.0, 1.0])  # log-ratios ln 1.1, ln 2, ln 3
