@@ -27,7 +27,7 @@ from mage_async.config.defaults import (
     without_idle_warm_start,
 )
 from mage_async.config.error_messages import explain, unwritable_value
-from mage_async.config.presets import DISCOUNT, keys_of_method
+from mage_async.config.presets import DISCOUNT, PRESETS, keys_of_method
 from mage_async.config.schema import Config
 from mage_async.config.section import Section, Variant
 from mage_async.config.tables import (
@@ -71,6 +71,21 @@ def note_on_preset(path: Path, assignments: Sequence[str], method: str | None) -
     return (
         f"--method {method}: {DISCOUNT} = {after} instead of the file's {own}; "
         f"--set {DISCOUNT}={own} keeps it"
+    )
+
+
+def note_on_staleness(config: Config, method: str | None) -> str:
+    """Return a sentence that says that a preset takes stale tokens for fresh ones, or "".
+
+    The presets of synchronous algorithms have no correction.
+    """
+    asked = PRESETS.get(method or "", {}).get("learner.correction.kind")
+    if config.admission.most_stale == 0 or not asked == config.learner.correction.kind == "none":
+        return ""
+    return (
+        f"--method {method}: stale tokens are trained on as if they were fresh; --set "
+        "admission.rule=sync waits for fresh ones, as its authors do, --set "
+        "learner.correction=decoupled corrects"
     )
 
 

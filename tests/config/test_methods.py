@@ -201,6 +201,24 @@ def test_a_preset_keeps_the_discount_of_a_file_or_says_that_it_does_not(
     assert not config_file.note_on_preset(path, ["credit.kind=single_episode"], method)
 
 
+@pytest.mark.parametrize("method", ["grpo", "gigpo", "mage_code", "lamer_paper"])
+def test_a_preset_of_a_synchronous_algorithm_says_that_its_tokens_are_stale(method):
+    def note(file, *asked):
+        loaded = config_file.load(config_file.find(file), asked, method)
+        return config_file.note_on_staleness(loaded, method)
+
+    assert f"--method {method}: stale tokens are trained on" in note("quickstart")
+    assert "admission.rule=sync" in note("quickstart", "admission.rule=unbounded")
+    assert not note("quickstart", "admission.rule=sync")
+    assert not note("quickstart", "learner.correction=decoupled")
+    assert not note("papers/lamer_sokoban")
+
+
+@pytest.mark.parametrize("method", [None, "rema", "sac_glam", "react"])
+def test_other_presets_say_nothing_of_staleness(method):
+    assert not config_file.note_on_staleness(configured(method), method)
+
+
 def test_the_papers_carry_histories_and_reflections_and_the_codes_reflections_alone():
     for who in ("mage", "lamer"):
         assert configured(f"{who}_paper").trial.memory == "history_and_reflection"

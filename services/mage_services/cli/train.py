@@ -145,7 +145,10 @@ def _config(given: argparse.Namespace) -> "Config":
         file = config_file.find(given.config)
         if note := config_file.note_on_preset(file, assignments, given.method):
             print(note, file=sys.stderr)
-        return config_file.load(file, assignments, given.method)
+        config = config_file.load(file, assignments, given.method)
+        if note := config_file.note_on_staleness(config, given.method):
+            print(note, file=sys.stderr)
+        return config
     if given.run_dir is None:
         raise ConfigError("--resume needs --run-dir, the run to go on with")
     if given.config is not None:
