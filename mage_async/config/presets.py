@@ -44,7 +44,8 @@ PUBLISHED = {
     "learner.correction.dual_clip": 3.0,
 }
 """Keys that the papers and the code of both MAGE and LaMer have in common. MAGE's scripts of Kuhn
-poker and tic-tac-toe also set `learner.kl` to 0.1.
+poker and tic-tac-toe also set `learner.kl`, these and that of Sokoban `advantage.length_penalty`
+(`configs/papers/`).
 """
 
 AS_CODED = {
