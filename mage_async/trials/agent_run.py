@@ -607,7 +607,7 @@ class AgentRun:
         return f"{before}{self._config.prompts.notes}"
 
     def _longest_prompt(self, policy_call: PolicyCall) -> float:
-        """Return the most tokens that a call's prompt may have, so that its context still has room
+        """Return the largest number of tokens of a prompt after which its context still has room
         for the answer and for notes; infinite without compaction.
         """
         # `room` bounds contexts with notes (`trial.room`); `max_tokens` is the engine's bound.
@@ -672,7 +672,7 @@ class AgentRun:
         return Pending(prompt, policy_call, lineage, digest, self.episode)
 
     def _limit(self, policy_call: PolicyCall) -> int:
-        """Return the most tokens of an answer to a call."""
+        """Return the largest number of tokens of an answer to a call."""
         most = self._config.sampling.max_tokens
         return min(policy_call.max_tokens or most, most)
 

@@ -1,9 +1,10 @@
 """Keep each context of a trial short enough: compact a context that is full, or cut its episode.
 
-`trial.room` is the longest context, in tokens, where contexts are compacted.
-`trial.memory = "notes"` has the agent write notes, with which the next context begins, and
-"truncation" begins the next context with the newest turns that fit. Without either, the episodes of
-a trial share the engine's context, and an episode that has used up its share is cut.
+`trial.memory` says whether contexts are compacted. With "notes" the agent writes notes when a
+context is full, and the next context begins with them; with "truncation" the next context begins
+with the newest turns that fit. A context then has at most `trial.room` tokens. Without compaction
+the episodes that are played in one context share its tokens evenly, and an episode that has used up
+its share is cut.
 
 Before every turn a context has room for the turn and, where notes are written, for the notes too,
 whatever the environment answers. An answer that does not fit any more goes into the next context.
@@ -23,8 +24,8 @@ from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 
 TEMPLATE_TOKENS = 16
-"""Estimated tokens of a message besides its text: those that a chat template writes around it, and
-the first token of its answer."""
+"""Estimated number of tokens that a message needs besides its text: those that a chat template
+writes around it, and one for the beginning of the answer."""
 
 _PIECE = re.compile(r"\S{1,20}")
 """A word, or a part of a text without spaces between its words, such as a Chinese one."""
@@ -75,8 +76,8 @@ class Contexts:
         self._config, self._chat, self._transcript = config, chat, transcript
         self._legal_actions = legal_actions
         self._kept_tokens, self._share_ends_at = 0, math.inf
-        """Where contexts are not compacted: number of tokens that are kept for what comes after the
-        episode, and length of the context at which the episode has used its share."""
+        """Used if contexts are not compacted: number of tokens reserved for messages after the
+        episode, and length of the context at which the episode has used up its share."""
         self._unanswered = "", ""
         """Outcome and observation with which a context begins once the agent has written its notes.
         """
@@ -89,7 +90,7 @@ class Contexts:
         Args:
             outcome: the environment's words since the agent's last action, if the observation does
                 not hold them.
-            notes: replace the context before.
+            notes: the agent's notes, which stand for the previous context; "" for none.
         """
         opening = partial(self._opening, outcome, observation, turn)
         fitting = self._fitting(notes, opening, turn)
@@ -158,12 +159,13 @@ class Contexts:
         )
 
     def keep_room(self, observation: str, episode: int, num_left: int) -> None:
-        """Keep room for what comes after the episode that begins, where contexts are not compacted:
-        its reflection, and the first message of each later episode in the same context.
+        """Reserve tokens for the messages after the episode that begins: the reflection on it, and
+        the first message of each later episode in the same context. Used if contexts are not
+        compacted.
 
         Args:
-            observation: first observation of the episode; that of later ones is assumed to be as
-                long.
+            observation: first observation of the episode; first observations of later episodes are
+                assumed to be as long.
             num_left: episodes of the trial that are still to be played, this one included.
         """
         config, self._kept_tokens, self._share_ends_at = self._config, 0, math.inf
@@ -178,8 +180,8 @@ class Contexts:
             self._kept_tokens += (num_left - 1) * message
 
     def limit_episode(self, num_left: int) -> None:
-        """Set the length beyond which `is_full_with` cuts the episode that has begun, where
-        contexts are not compacted.
+        """Set the length beyond which `is_full_with` returns True in the episode that has begun, if
+        contexts are not compacted; the caller then cuts the episode.
 
         The tokens left in the engine's context are shared evenly by the episodes that are still to
         be played in it. Tokens that an episode does not use go to the episodes after it.
@@ -192,7 +194,7 @@ class Contexts:
             num_left = num_left if config.keeps_history else 1
             self._share_ends_at = used + (config.max_tokens - used) / num_left
 
-    def to_reflect_on(self, outcome: str) -> str:
+    def reflection_request(self, outcome: str) -> str:
         """Return the message that requests a reflection; it begins with the outcome of the last
         action if the context has room for that.
         """
@@ -254,9 +256,10 @@ class Contexts:
         return opening(turn.episode, observation, turn.remarks, notes, outcome)
 
     def _fitting(self, notes: str, opening: Callable[[str], str], turn: NextTurn) -> str:
-        """Return notes, without their last words if a context that begins with them has no room.
+        """Return notes, without their last words if a context that begins with all of them has no
+        room for the next turn.
 
-        Notes may be encoded with more tokens in a message than they were sampled as.
+        The encoding of notes in a message may have more tokens than the agent sampled.
 
         Args:
             opening: returns the message that begins a context with some notes.
@@ -289,7 +292,7 @@ class Contexts:
         return self._opening_length(self._opening(outcome, observation, turn), turn)
 
     def _turn_tokens(self) -> int:
-        """Return the most tokens of the next turn: an action, and a strategy before it."""
+        """Return the largest number of tokens of a turn: an action, and a strategy before it."""
         config, actions = self._config, self._legal_actions()
         tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
         if config.strategy != "none":
@@ -298,14 +301,14 @@ class Contexts:
         return tokens
 
     def _tokens_of_opening_notes(self) -> int:
-        """Return the most tokens of the notes that a context begins with."""
+        """Return the largest number of tokens of the notes that a context begins with."""
         config = self._config
         if config.compaction != "notes":
             return 0
         return len(self._chat.encode(f" {config.prompts.noted}")) + config.max_reflection_tokens
 
     def _tokens_to_write_notes(self) -> int:
-        """Return the most tokens of a request for notes and its answer; 0 if none are written."""
+        """Return the largest number of tokens of a request for notes and its answer; 0 without."""
         config = self._config
         if config.compaction != "notes":
             return 0

@@ -117,7 +117,7 @@ class Transcript:
         return self.num_tokens + len(self._message_tokens(message, kind, answers))
 
     def max_added_tokens(self, message: str, kind: Kind, after: Kind = Kind.ACT) -> int:
-        """Return the most tokens that a message after a turn of some kind can add to a context."""
+        """Return how many tokens at most a message after a turn of some kind adds to a context."""
         # Before the message come at most a whole closing tag and, as -1 is no stop token, the
         # tokens that end the turn.
         forced = f"</{NAMES[after]}>"

@@ -99,7 +99,8 @@ class TrialRun:
         swap: another task, which replaces the task in the last episode, as a control of adaptation.
         begin: creates the play of an episode in which a policy has the other seat (`duels.py`);
             None: the environment's own play.
-        after: finished episodes of this trial, after which it is continued; None: it begins.
+        after: episodes of this trial that another process has finished, which this run continues;
+            None: the trial begins here.
     """
 
     def __init__(
@@ -161,7 +162,8 @@ class TrialRun:
         self._may_be_resumed = (
             config.resumes and not config.advisers and begin is None and swap is None
         )
-        # The messages of a context that another process began are known as tokens alone.
+        # Truncation needs the texts of the context's messages, and `FinishedEpisodes` has only
+        # their tokens.
         self._may_be_resumed &= config.compaction != "truncation"
         self._after = after
         if after is not None:
@@ -307,8 +309,9 @@ class TrialRun:
             self._info_left = -1
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
-        """Pass an action to the environment, whose outcome may come later (`PENDING`). The action
-        of a completion without one is "", which the environment takes for an illegal one.
+        """Pass an action to the environment; the outcome may come later (`PENDING`).
+
+        A completion without an action counts as the action "", which is illegal.
         """
         with environment_code(self._task, self._turn_name()):
             self._pending_action = _PendingAction(
@@ -354,7 +357,7 @@ class TrialRun:
         )
         self._index_in_episode += 1
         is_last = self._index_in_episode == self._config.max_turns
-        # A request for a strategy is a user message, which the tools' answers go into.
+        # A strategy is requested by a user message; the tools' answers are part of its text then.
         answers = () if self._wants_strategy() else outcome.tool_answers
         turn = self._next_turn()
         if outcome.is_done or is_last or not self._episodes_left(self.episode):
@@ -388,14 +391,14 @@ class TrialRun:
             self._closings.append(call)
 
     def _end_episode(self, outcome: Outcome) -> None:
-        """End the episode, and the trial, request a reflection, or go on to the next episode."""
+        """End the episode. Then end the trial, request a reflection, or begin the next episode."""
         self._close_play()
         if not self._episodes_left(self.episode + 1) or self._succeeded():
             self._transcript.close(outcome.observation)
             self.is_over = True
         elif self._config.reflects:
             self.kind = Kind.REFLECT
-            message = self._contexts.to_reflect_on(outcome.observation)
+            message = self._contexts.reflection_request(outcome.observation)
             self._transcript.add_message(message, Kind.REFLECT)
         else:
             self._next_episode(outcome.observation)
@@ -416,7 +419,7 @@ class TrialRun:
         return self._facts.is_won([turn.reward for turn in acts])
 
     def _record_remark(self, start: int, completion: Completion, remark: str | None) -> None:
-        """Record a reflection or a strategy, and go on with what it precedes."""
+        """Record a reflection, notes or a strategy, and send the message that follows it."""
         self._turns.append(self._turn(start, completion, 0.0, remark is not None, remark or "", ""))
         if self.kind is Kind.REFLECT:
             self._remarks.append(remark or "")
@@ -461,7 +464,8 @@ class TrialRun:
         message = f"{last_message} {beginning}".strip()
         if not contexts.is_full_with(message, turn):
             self.kind = contexts.append(message, observation, turn)
-        # An outcome for which the context, or a new one, has no room is left out.
+        # If the outcome of the last action does not fit beside the first observation, it is left
+        # out: of the current context, or of the new one.
         elif config.compaction == "none":
             self.kind = contexts.append(beginning, observation, turn)
         elif not (self._compact(last_message, observation) or self._compact("", observation)):
@@ -477,7 +481,7 @@ class TrialRun:
         return kind is not None
 
     def _lack_of_room(self, observation: str) -> ContextFull:
-        """Return the fault that no context has room for an observation as its first message."""
+        """Return the fault of an observation that is too long to begin a context."""
         reason = self._contexts.lack_of_room(observation, self._next_turn())
         return ContextFull(f"{_task_text(self._task)}{self._turn_name()}: {reason}")
 
