@@ -20,7 +20,7 @@ of tokens received when new weights arrived, so it may be wrong for the tokens s
 """
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
 OLDEST_AGE = 8
-"""Staleness in steps from which on metrics report all tokens together."""
+"""Tokens with this staleness, in steps, or a larger one are counted together in metrics."""
 
 
 @dataclass(frozen=True, slots=True)

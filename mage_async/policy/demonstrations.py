@@ -1,5 +1,7 @@
-"""Make the examples that a warm start clones: trials of the script, of random play, of win-stay,
-lose-shift or of the model itself, or the rows of a data set; and weight their tokens.
+"""Make the examples that a warm start clones, and weight their tokens.
+
+Examples are rows of a data set, or trials. The trials are played by the environment's script, at
+random, by the rule of win-stay, lose-shift (repeat what paid), or by the model itself.
 """
 
 import json
@@ -177,9 +179,9 @@ def _open_without_memory(examples: Sequence[Example], gate: float) -> str:
     if not losses[0] or not 0 < losses[1] / losses[0] <= gate:
         return ""
     return (
-        f"; its gate does not show that earlier episodes are used: how frequent words are is "
-        f"enough for a ratio of {losses[1] / losses[0]:.2f}, and warm_start.gate is {gate}: lower "
-        "it"
+        f"; its gate does not show that earlier episodes are used: the frequencies of words alone "
+        f"lead to a ratio of {losses[1] / losses[0]:.2f}, and warm_start.gate is {gate}: lower the "
+        "gate"
     )
 
 
@@ -217,7 +219,9 @@ def _win_stay_trials(
         return compared.sentence(environment.facts.units)
     play = _training_play(config, environment, chat, player_of(compared.rule), warm.trials)
     trials = [trial for trial, _ in in_time(play, LATE_S)]
-    return (compared, trials) if trials else "the trials of the player that repeats what paid hang"
+    if not trials:
+        return f"a trial of the player that repeats what paid takes more than {LATE_S:g} s"
+    return compared, trials
 
 
 def _training_play(
@@ -250,7 +254,7 @@ def scripted_play(
     trial_config = trial_config_of(config, environment, chat, episodes)
     trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
     for index, task in enumerate(tasks):
-        # A class that fails now and then is played again by actors; here it is left out.
+        # An actor would play a trial again after a fault; here it is left out.
         try:
             yield scripted_trial(environment, task, index, trial_config, chat, player=player)
         except TrialFault as fault:
@@ -280,12 +284,17 @@ def compare_win_stay(
                 return f"{len(faults)} of {NUM_TIMED} trials of random play failed: {faults[0]}"
             return (
                 f"a trial of random play takes more than {LATE_S:g} s, too long for a warm start; "
-                "warm_start=none leaves this try out"
+                "set warm_start = none to skip the attempt"
             )
     if min(seconds) > QUICK_S:
         return f"each of {len(seconds)} trials of random play took over {QUICK_S} s"
     found = best_rule(lambda player: (trial for trial, _ in play(player)))
-    return found or "the trials of the player that repeats what paid failed or hang"
+    if found is None:
+        return (
+            "fewer than two trials of random play, or of the player that repeats what paid, ended "
+            "in time and without a fault"
+        )
+    return found
 
 
 def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatFormat) -> list[Trial]:
@@ -295,8 +304,8 @@ def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatForma
     better.
 
     Raises:
-        CallFault: a call of the environment failed, or is a coroutine that has to wait, for which
-            there is no event loop here.
+        CallFault: a call of the environment failed, or is a coroutine that has to wait: here is no
+            event loop to run it.
     """
     # Imports torch, which the check of a data set before a run does not need.
     from mage_async.inference.model import Model
@@ -386,10 +395,10 @@ def read_examples(path: str, chat: ChatFormat, max_tokens: int) -> list[Example]
     """Read the rows of a data set as examples, each of at most `max_tokens` tokens.
 
     Raises:
-        ConfigError: the data set has no rows; a row has neither `messages` nor `text`, or a message
-            without a role or text, or one that the chat template refuses, or nothing that the
-            assistant says; a file is no JSON lines or no Parquet; or pyarrow, which reads Parquet,
-            is not installed.
+        ConfigError: the data set has no rows; a row has neither `messages` nor `text`; a message
+            has no role or no text, or the chat template refuses it; the assistant says nothing in a
+            row; a file cannot be read as JSON lines or Parquet; or pyarrow, which reads Parquet, is
+            not installed.
     """
     return [_example_of_row(row, where, chat, max_tokens) for where, row in _rows(path)]
 

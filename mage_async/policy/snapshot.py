@@ -110,9 +110,9 @@ def head_of(places: tuple[Place, ...], fingerprint: WeightFingerprint | None = N
 
 # The functions below copy from a GPU while the next step trains there. The trainer's kernels are
 # queued on the default stream: a copy on that stream would wait for all of them and delay later
-# ones, and a copy to pageable memory blocks the device. So weights are copied on a stream of their
-# own, after the event that they have been copied out of the model, through pinned memory. These
-# functions were never run on a GPU.
+# ones, and a copy to pageable memory blocks the device. So weights are copied through pinned memory
+# on a stream of their own, which first waits for the event that marks the end of their copy out of
+# the model. These functions were never run on a GPU.
 
 STAGING_BYTES = 64 << 20
 """Number of bytes of pinned memory for a copy to the host, for weights of any size."""
@@ -202,8 +202,8 @@ class Snapshot:
 
         Args:
             logprobs: Probe log-probs of this model (`mage_async/policy/weight_digest.py`).
-            base: The frozen weights (`base_of`), of which the adapters alone are copied; None
-                copies all weights.
+            base: Description of the frozen weights (`base_of`); if it is given, the adapters alone
+                are copied. None copies all weights.
         """
         layers, weights = adapted_layers(model), published_tensors(model)
         tensors = weights if base is None else adapter_tensors(model)
@@ -214,7 +214,8 @@ class Snapshot:
         for name, tensor in copied:
             if name in copies:  # all but a tied LM head
                 copies[name].copy_(tensor)
-        # Of adapters, rows of both matrices and of the merged weights are checksummed.
+        # If adapters alone are copied, rows of their matrices and of the merged weights are
+        # checksummed.
         lengths, rows = checked_rows(tensors | weights, layers, version)
         ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
         return Snapshot(version, places, data, rows, lengths, ready, logprobs, bool(layers), base)
@@ -240,8 +241,8 @@ class Snapshot:
     def fingerprint(self) -> WeightFingerprint:
         """Return the fingerprint that an engine's weights must have.
 
-        The bytes of weights on a GPU are not summed: they are sent from there, and never come into
-        the memory of an engine's host. (`write` copies them to this host first.)
+        It has no digests of weights on a GPU. Such weights are sent from GPU to GPU, so the engine
+        never has their bytes in host memory. (`write` copies them into host memory first.)
         """
         data = None if self.data.is_cuda else self.data
         scored = [] if self.logprobs is None else self._in_host_memory(self.logprobs).tolist()
@@ -269,11 +270,11 @@ def fingerprint_of(
     """Return a fingerprint without row checksums.
 
     Args:
-        data: Weights in host memory, uint8 [bytes]; None if they are not there: then no bytes are
-            summed.
+        data: Weights in host memory, uint8 [bytes]. The fingerprint has a digest of each tensor if
+            there are `logprobs` or the tensors are adapters, otherwise one digest of a sample of
+            the bytes. None if the weights are not in host memory: it has no digest then.
         logprobs: Probe log-probs in nats; empty if they were not computed.
-        base: The frozen weights, if the tensors are adapters. All bytes of adapters are summed, as
-            are those of weights with `logprobs`; of other weights, a sample.
+        base: The frozen weights, if the tensors are adapters.
     """
     dtypes = {place.dtype for place in places} | ({getattr(torch, base.dtype)} if base else set())
     tensors, sample = dict[str, str](), ""

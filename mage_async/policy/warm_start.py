@@ -94,7 +94,7 @@ def warm_start(
     progress = Progress(0, warm.steps, math.nan, math.nan)
     losses, gates = list[float](), list[float]()
     step = num_skipped = in_a_row = 0
-    # `falls_at`: the step from which on the learning rate falls.
+    # `falls_at`: the step at which the learning rate begins to fall.
     # `has_to_open`: whether a gate that is shut after `max_steps` is an error.
     falls_at: float
     if isinstance(warm, FromWinStay):

@@ -574,7 +574,7 @@ def test_a_gate_that_frequencies_of_words_open_is_named() -> None:
     episodes = np.repeat([0, 1], 10)
     tokens = np.array([1, 2] * 5 + [1] * 9 + [2])
     example = Example(tokens, np.ones(20, np.float32), episodes)
-    assert "enough for a ratio of 0.47, and warm_start.gate is 0.8" in _open_without_memory(
+    assert "lead to a ratio of 0.47, and warm_start.gate is 0.8" in _open_without_memory(
         [example], 0.8
     )
     assert not _open_without_memory([example], 0.4)

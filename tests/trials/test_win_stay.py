@@ -214,7 +214,7 @@ def test_the_table_has_rows_of_players_where_a_class_states_no_references(tmp_pa
         (
             Hangs,
             {"LATE_S": 0.5},
-            "takes more than 0.5 s, too long for a warm start; warm_start=none",
+            "takes more than 0.5 s, too long for a warm start; set warm_start = none",
         ),
         (Raises, {}, "8 of 8 trials of random play failed: "),
         (Slow, {"QUICK_S": 0.1}, "each of 8 trials of random play took over 0.1 s"),
