@@ -90,14 +90,13 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     Raises:
         ConfigError: the message says what is needed, what there is, and which key to change.
     """
-    # Only the memory of this machine is counted, not that of a GPU. These are numbers of bytes: of
-    # the learner's weights, gradients and moments; of its processes without a policy; of the
-    # engines' weights; of their KV caches; and of their processes without a policy.
-    learner = own_processes = engines = contexts = bare = 0
+    # Bytes in this machine's memory; the memory of a GPU is not counted.
+    learner = learner_processes = 0  # weights, gradients and moments; processes without a policy
+    engines = kv_caches = engine_processes = 0  # weights; KV caches; processes without a policy
     holders = list[str]()
     if config.learner.device == "cpu":
         learner = size.num_weights * _bytes_per_weight(config)
-        own_processes = LEARNER_BYTES * config.learner.ranks
+        learner_processes = LEARNER_BYTES * config.learner.ranks
         holders.append(
             f"the learner needs {learner / 1e9:.1f} GB for weights, gradients and optimizer"
         )
@@ -107,22 +106,23 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
         num_engines = num_actors + with_evaluator
         tokens = engine.max_contexts * engine.max_tokens
         engines = engine_weight_bytes(engine, size.num_weights, size.num_in_matrices) * num_engines
-        contexts = size.kv_token_bytes * tokens * num_engines
-        bare = ENGINE_BYTES * num_engines
+        kv_caches = size.kv_token_bytes * tokens * num_engines
+        engine_processes = ENGINE_BYTES * num_engines
         number = f"{num_engines} engine" + "s" * (num_engines > 1)
         among = ", the evaluator's among them," if with_evaluator else ""
         holders.append(
             f"{number}{among} need "
-            f"{engines / 1e9:.1f} GB for weights, {contexts / 1e9:.1f} GB for keys and values of "
-            f"{engine.max_contexts} contexts each, and {bare / 1e9:.1f} GB for themselves"
+            f"{engines / 1e9:.1f} GB for weights, {kv_caches / 1e9:.1f} GB for keys and values of "
+            f"{engine.max_contexts} contexts each, and {engine_processes / 1e9:.1f} GB for their "
+            "processes"
         )
-    if learner + own_processes + engines + contexts + bare <= memory_bytes:
+    if learner + learner_processes + engines + kv_caches + engine_processes <= memory_bytes:
         return
     # Give advice on the largest part: keys and values, the processes themselves, or weights.
     advice = "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
-    if bare > max(learner + engines, contexts):
+    if engine_processes > max(learner + engines, kv_caches):
         advice = "take fewer --actors"
-    elif contexts <= learner + engines:
+    elif kv_caches <= learner + engines:
         # Adapters change the learner's memory alone.
         may_adapt = isinstance(config.policy, Pretrained) and not config.policy.lora and learner
         smaller = "set policy.lora.rank = 16" if may_adapt else "take a smaller policy"
@@ -189,7 +189,7 @@ class Contexts(NamedTuple):
     """
     longest: int
     """Number of tokens of the longest scripted trial if every action and every remark were as long
-    as allowed; 0 for a program, of which it is not known.
+    as allowed; 0 if a program plays, because its length is not known.
     """
     num_turns: int
     """Number of turns of the longest scripted trial."""
@@ -204,7 +204,8 @@ def check_files(config: Config, directory: Path) -> Contexts:
     Raises:
         PolicyError: the tokenizer or the template is missing, the tokenizer changes texts, or the
             template drops words, or the tools of an environment.
-        ConfigError: no trial fits into `engine.max_tokens`, or no action into its token limit.
+        ConfigError: no trial fits into `engine.max_tokens`, or an action does not fit into
+            `transcript.max_action_tokens`.
     """
     chat = load_chat(directory, thinking=config.transcript.thinking)
     if (read := chat.decode(chat.encode(TAGS))).strip() != TAGS:
@@ -248,9 +249,8 @@ def _contexts(
     least = min((len(chat.encode(each)) for each in calls), default=0)
     if least > transcript.max_action_tokens:
         raise ConfigError(
-            f"transcript.max_action_tokens must be larger than {least}, which a call of a tool of "
-            f"{name!r} has without its arguments; got {transcript.max_action_tokens}: start with "
-            "128"
+            f"transcript.max_action_tokens must be larger than {least}, the tokens of a tool call "
+            f"of {name!r} without arguments; got {transcript.max_action_tokens}: start with 128"
         )
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         max_turns = environment.facts.max_turns
@@ -272,20 +272,20 @@ def _contexts(
     )
     if action > config.transcript.max_action_tokens:
         raise ConfigError(
-            f"transcript.max_action_tokens must be at least {action}, which an action of "
-            f"{name!r} has in this policy's tokens; got {config.transcript.max_action_tokens}"
+            f"transcript.max_action_tokens must be at least {action}, the tokens of an action of "
+            f"{name!r} in this policy's tokenizer; got {config.transcript.max_action_tokens}"
         )
     scripted = min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
     if scripted > config.engine.max_tokens:
         raise ConfigError(
-            f"engine.max_tokens must be at least {scripted}, which a trial of "
-            f"{config.trial.episodes} episodes of {name!r} takes in the tokens of {directory}; "
+            f"engine.max_tokens must be at least {scripted}, the tokens of a trial of "
+            f"{config.trial.episodes} episodes of {name!r} in the tokenizer of {directory}; "
             f"got {config.engine.max_tokens}"
         )
     num_turns = max(len(trial.turns) for trial in trials)
 
     def most_tokens(turn: Turn) -> int:
-        """Return the most tokens of a turn."""
+        """Return the largest number of tokens of a turn."""
         is_action = turn.kind is Kind.ACT
         return transcript.max_action_tokens if is_action else transcript.max_reflection_tokens
 

@@ -47,14 +47,14 @@ MAX_EXAMPLE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class FirstTurns:
-    """Hold how many of the first turns had a valid action, one of them as text, and how long they
-    took.
+    """Hold the results of the first turns: how many actions were valid, the text of one action, and
+    times.
     """
 
     num_valid: int
     num_actions: int
     num_cut: int
-    """Number of actions that ended at `most_tokens`, without a tag or stop token of their own."""
+    """Number of actions that were cut at `most_tokens`, before a closing tag or a stop token."""
     most_tokens: int
     """Value of `transcript.max_action_tokens`."""
     example: str
@@ -89,10 +89,10 @@ def play_first_turns(
 
     Args:
         now: Clock, in seconds.
-        settle: Performs the calls that trials wait for, as an actor does, those of different
-            trials at the same time; and passes the trials their results.
+        settle: Makes the calls that trials wait for, as an actor does, and passes each trial the
+            results. Calls of different trials are made at the same time.
         report: Called with a line of text for the user once the turns are played.
-        in_time: Function that ends random play that takes long.
+        in_time: Yields the trials of random play, and ends when one of them takes too long.
 
     Returns:
         What the turns showed; None if the engine is not the embedded one, or a program plays the
@@ -185,8 +185,8 @@ def _random_play(
 def _with_training(
     config: Config, directory: Path, pace: Pace, chat: ChatFormat, now: Callable[[], float]
 ) -> Pace | None:
-    """Return the pace, completed by the seconds of an update on made-up trials of the measured
-    length; None if the learner computes on a GPU, or a method trains in its own way.
+    """Time an update on made-up trials of the measured length, and return the pace with these
+    seconds; None if the learner computes on a GPU, or a method trains in its own way.
     """
     if config.learner.device != "cpu" or overriding(config, "trainer"):
         return None
@@ -204,10 +204,13 @@ def _with_training(
     opening = trials[0].tokens[: pace.opening_tokens]
     for trial in trials:
         trial.tokens[: pace.opening_tokens] = opening
+    # An update with one trial comes first. It allocates memory, which the timed update then need
+    # not do, and it bounds the number of trials that fit into `TIMED_S`. As many as possible are
+    # taken, because a nearly full micro-batch predicts the time of a full one best.
     began = now()
-    trainer.update(trainer.micro_batches(trials[:1]), 1.0)  # it allocates memory
-    # The nearer the timed micro-batch is to a full one, the better it predicts the time of those.
+    trainer.update(trainer.micro_batches(trials[:1]), 1.0)
     times_larger = TIMED_S / (now() - began)
+    # Each further trial adds only its own tokens, because the opening is computed once.
     own = pace.trial_tokens - pace.opening_tokens
     num_trained = min(most, 1 + int(max(0.0, times_larger - 1) * pace.trial_tokens / own))
     trials = trials[:num_trained]
@@ -265,7 +268,7 @@ def _first_turns(
             if turn.kind is Kind.ACT:
                 text = chat.decode(tokens)
                 actions.append((turn.is_valid, text[:MAX_EXAMPLE_CHARS]))
-                # Where the transcript closes the tag, an action that was cut is valid.
+                # An action that was cut may be valid, if the transcript writes the closing tag.
                 is_ended = tokens[-1] in sampling.stop_tokens or "</action>" in text
                 num_cut += len(tokens) >= most and not is_ended
     _, example = min(actions, default=(True, ""))  # invalid (False) sorts first

@@ -302,7 +302,9 @@ def test_weights_of_an_engine_are_counted_as_the_engine_holds_them(
 def test_a_hundred_processes_are_counted_even_if_their_policies_are_tiny() -> None:
     config = config_file.load(config_file.find(None), [])
     check_size(config, tiny_size(config.policy), num_actors=4, memory_bytes=4 * GB)
-    with pytest.raises(ConfigError, match=r"and 22.2 GB for themselves, .*; take fewer --actors"):
+    with pytest.raises(
+        ConfigError, match=r"and 22.2 GB for their processes, .*; take fewer --actors"
+    ):
         check_size(config, tiny_size(config.policy), num_actors=100, memory_bytes=16 * GB)
 
 
@@ -389,7 +391,7 @@ def test_a_fault_that_may_be_gone_at_another_try_does_not_keep_a_run_from_its_st
     monkeypatch.setattr(first_turns, "play_first_turns", fail)
     fault = CallFault("step() raised OSError: connection lost")
     assert not preflight._preflight(order, said.append).sentence
-    assert said[-1].endswith("because of what an actor tries again: " + str(fault))
+    assert said[-1].endswith("not measured, after a fault that may pass: " + str(fault))
     fault = CallFault("step() raised KeyError", mistake="KeyError in doors.py, line 3")
     with pytest.raises(CallFault, match="KeyError"):
         preflight._preflight(order, said.append)

@@ -62,7 +62,8 @@ def run_preflight(
 
     Args:
         say: called with lines for the user.
-        run: waits for the child process, and may cancel that, which ends the child.
+        run: runs a coroutine to its end, as `asyncio.run` does. If it cancels the coroutine, the
+            child process is ended.
 
     Returns:
         The configuration, with longer deadlines and a smaller batch where they are needed.
@@ -91,7 +92,7 @@ def run_preflight(
         say(
             f"policy: a trial may take up to {contexts.longest} tokens, more than "
             f"engine.max_tokens = {config.engine.max_tokens}: an episode that has used its share "
-            "is cut there"
+            "of the context is cut"
         )
     if not findings.sentence:  # no turn was played, so nothing was measured
         return config
@@ -122,8 +123,8 @@ def _with_forecast(
 
 
 def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
-    """Check by the files of its directory, without torch, that a model fits into this machine's
-    memory, and its tokenizer; return how long contexts may become.
+    """Check a model's memory, tokenizer and chat template from the files of its directory, without
+    torch. Return how long contexts may become.
     """
     outline = check_outline(config, directory)
     size = Size(outline.num_weights, outline.num_in_matrices, outline.kv_token_bytes)
@@ -234,22 +235,22 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
     with asyncio.Runner() as runner:
         workers, begun = CallRunner.of(config.environment), list[TrialInProgress]()
 
-        async def make_all(trials: Sequence[TrialInProgress]) -> None:
-            began, making = time.monotonic(), [make_calls(trial, workers) for trial in trials]
-            ends = zip(trials, await asyncio.gather(*making, return_exceptions=True), strict=True)
+        async def settle_all(trials: Sequence[TrialInProgress]) -> None:
+            began, waiting = time.monotonic(), [make_calls(trial, workers) for trial in trials]
+            ends = zip(trials, await asyncio.gather(*waiting, return_exceptions=True), strict=True)
             failed = [(trial, end) for trial, end in ends if isinstance(end, BaseException)]
             hangs = time.monotonic() - began >= config.environment.step_deadline_s
             for trial, fault in failed:
-                # A fault of a network or a server: an actor plays the trial again, and here the
-                # others go on without it.
+                # After a fault of a network or a server an actor plays the trial again. Here the
+                # other trials go on without it.
                 is_passing = isinstance(fault, CallFault) and not fault.mistake and not hangs
                 if not is_passing or len(failed) == len(trials):
                     raise fault
                 trial.cut_short()
 
-        def make(trials: Sequence[TrialInProgress]) -> None:
+        def settle(trials: Sequence[TrialInProgress]) -> None:
             begun[:] = trials
-            runner.run(make_all(trials))
+            runner.run(settle_all(trials))
 
         async def end() -> None:
             for trial in begun:
@@ -257,11 +258,11 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
             await workers.close()
 
         try:
-            turns = play_first_turns(config, directory, time.monotonic, make, report, in_time)
+            turns = play_first_turns(config, directory, time.monotonic, settle, report, in_time)
         except CallFault as fault:
             if fault.mistake:
                 raise
-            report(f"no first turns are measured, because of what an actor tries again: {fault}")
+            report(f"the first turns were not measured, after a fault that may pass: {fault}")
             turns = None
         finally:
             runner.run(end())
