@@ -390,7 +390,7 @@ def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are
     assert "an episode earned 4, but the environment declares min_return = 0 and max_" in said
     assert "can start, but correct min_return and max_return first, which reports rest on" in said
     assert "more rows of this line" in said
-    assert "one that has used its share is cut there; raise it, or lower" in said
+    assert "one that has used its share is cut; raise engine.max_tokens, or lower" in said
     assert len(said.splitlines()) < 150
 
 

@@ -284,9 +284,12 @@ LEGAL = "    def legal_actions(self):\n        return "
         (LEGAL + "(1, 2)", "list of texts or None, got 1 among them"),
         (
             RESET + "'go ' * 3000",
-            "reset says 3,000 words, with which a prompt has at least 3,004 to",
+            "reset returns an observation of 3,000 words, so a prompt has at least 3,004 to",
         ),
-        (STEP + "'on ' * 3000, 0, True", "step says 3,000 words, with which a prompt has at least"),
+        (
+            STEP + "'on ' * 3000, 0, True",
+            "step returns an observation of 3,000 words, so a prompt has at least",
+        ),
         (
             "    def step(self, action):\n        raise ValueError('\\n\\n  first\\nsecond')",
             ": step('1 2 3') raised ValueError: first (/",

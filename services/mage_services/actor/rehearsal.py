@@ -93,8 +93,8 @@ async def rehearse(
                     longest = await _played(playing, progress, legal, seconds, say)
                     break
                 except CallFault as fault:
-                    # Faults of a network or a server are played again, as in a run. What a class
-                    # does wrong comes back, and a call that hangs would hang again.
+                    # After a fault of a network or a server the rehearsal is played again, as in a
+                    # run. Mistakes of the class and calls that hang would only come back.
                     hangs = max(chain(*seconds.values()), default=0.0) >= deadline_s
                     if hangs or fault.mistake or str(fault) == str(before):
                         raise
@@ -253,13 +253,13 @@ def _context_needed(
     longest: Longest,
     longest_action: int | None,
 ) -> str:
-    """Say how many tokens the longest trial needs, estimated by the longest observations of the
-    rehearsal, and what happens if the engine's context has fewer.
+    """Estimate from the longest observations of the rehearsal how many tokens the longest trial
+    needs, and say what happens if the engine's context has fewer.
 
     Args:
         longest: longest observations of the rehearsal, as texts.
-        longest_action: tokens of the longest legal action, if the policy writes no other; `None`:
-            as many as the configuration allows.
+        longest_action: tokens of the longest legal action; `None` if the policy may write any
+            action: then it is as long as the configuration allows.
 
     Raises:
         ConfigError: an observation alone is too long for a prompt.
@@ -276,14 +276,15 @@ def _context_needed(
     num_remarks = trial.context_bounds(facts.max_turns).num_remarks_held
     needed += num_remarks * (config.transcript.max_reflection_tokens + template)
     for call, text in (("reset", longest.opening), ("step", longest.answer)):
-        # A lower bound, as a token is at most one word; the last token is the first of the action.
+        # A lower bound: each word has at least one token, and the action has at least one (+ 1).
         least = len(environment.rules().split()) * config.transcript.rules + len(text.split()) + 1
         least += EPISODE_TOKENS * (call == "reset") + (TINY_TEMPLATE_TOKENS if is_tiny else 0)
         if least > max_tokens:
             raise ConfigError(
-                f"environment {name!r}: {call} says {len(text.split()):,} words, with which a "
-                f"prompt has at least {least:,} tokens and does not fit into engine.max_tokens = "
-                f"{max_tokens:,}: shorten it, or set engine.max_tokens={max(needed, least)}"
+                f"environment {name!r}: {call} returns an observation of {len(text.split()):,} "
+                f"words, so a prompt has at least {least:,} tokens and does not fit into "
+                f"engine.max_tokens = {max_tokens:,}: shorten the observation, or set "
+                f"engine.max_tokens={max(needed, least)}"
             )
     remarks = f" and {num_remarks} remarks" if num_remarks else ""
     need = (
@@ -296,11 +297,11 @@ def _context_needed(
         rest = "notes" if trial.compaction == "notes" else "the newest turns"
         most = trial.room or max_tokens
         return f"{need}: {rest} replace a context that outgrows {most:,} tokens"
-    # An environment of a library has the name under which its loader is called.
+    # The name of a library's environment has a ":", such as "gymnasium:Taxi-v4".
     turns = "environment.options.turns" if ":" in facts.name else "the class's max_turns"
     return (
-        f"{need}: episodes share that room evenly, and one that has used its share is cut there; "
-        f"raise it, or lower {turns}"
+        f"{need}: episodes share the context evenly, and one that has used its share is cut; "
+        f"raise engine.max_tokens, or lower {turns}"
     )
 
 
