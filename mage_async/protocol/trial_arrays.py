@@ -48,8 +48,8 @@ class Limits:
 
     Sizes are checked before anything is allocated.
 
-    A trial over a limit is lost with its group after it was played, so the limits lie far above
-    what can be trained: if long trials were lost, lengths would choose what is learned. The largest
+    A trial over a limit is lost with its group after it was played. The limits lie far above what
+    can be trained, so that training does not favour short trials by losing long ones. The largest
     message, 57 MiB, fits into one record of the journal (64 MiB); its decoding takes 30 ms.
     """
 
@@ -123,8 +123,8 @@ class EpisodeResult:
 class SeatHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Hold the fields of a trial that differ between the two seats of one play, without its arrays.
 
-    The task of the other seat's trial is the first one's seen from the other seat, its index is the
-    next one, and its tokens follow in the same arrays.
+    The trial of the other seat has the same task with the other seat (`Task.across`) and an index
+    that is larger by one. Its tokens follow those of the first trial in the same arrays.
     """
 
     num_tokens: tuple[Size, ...]
@@ -226,7 +226,7 @@ def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -
     """Return the trial of a header and its arrays; tokens and log-probs are views of the frames.
 
     Raises:
-        WireError: sizes, spans, version runs or values that no trial can have.
+        WireError: sizes, spans, version runs or values are impossible for a trial.
     """
     _check_header(header, limits)
     total = sum(sum(seat.num_tokens) for seat in header.seats())
@@ -268,27 +268,25 @@ def unpack_episodes(
     """Return the finished episodes of a header and its arrays; see `unpack_trial`.
 
     Raises:
-        WireError: no trial can be continued from them.
+        WireError: see `unpack_trial`; or no trial can be continued from the episodes.
     """
     result = unpack_trial(header, arrays, limits)
     trial = result.trial
     if result.other is not None or not 0 < trial.num_played() < trial.num_episodes:
         raise WireError(
-            f"finished episodes are 1 to {trial.num_episodes - 1} of one seat, "
-            f"got {trial.num_played()}"
+            "an unfinished trial has the finished episodes of one seat, 1 to "
+            f"{trial.num_episodes - 1} of them; got {trial.num_played()}"
         )
     finished = FinishedEpisodes(trial, header.last_message)
     return EpisodeResult(result.grant, result.epoch, finished)
 
 
 def _header(result: TrialResult, trial: Trial) -> TrialHeader:
-    """Return the header of a result with one trial; `trial` is the result's own or the other
-    seat's.
-    """
+    """Return the header of one trial of a result: of its own, or of the other seat's."""
     # A trial that was cut short has no last episode to train on; only evaluations count it.
     if trial.cut_at is not None:
         raise WireError(
-            f"a trial that was cut at episode {trial.cut_at} counts in evaluations alone: drop it"
+            f"a trial that was cut at episode {trial.cut_at} is only for evaluations: drop it"
         )
     return TrialHeader(
         grant=result.grant,
@@ -381,8 +379,10 @@ def _trial(
     logprobs: np.ndarray,
     allowed: Sequence[AllowedSets | None],
 ) -> Trial:
-    """Return the trial of a header; `tokens`, `sampled` and `logprobs`, [T], are of its
-    segments.
+    """Return the trial of a header.
+
+    Args:
+        tokens, sampled, logprobs: arrays [T] of all segments of this trial.
     """
     segments = []
     start = 0
@@ -470,7 +470,7 @@ def _check_runs(segment: int, runs: Sequence[VersionRun], length: int, is_sample
 
 
 def _turn_fault(turn: Turn, header: TrialHeader, limits: Limits) -> str:
-    """Return why a turn is in no episode or segment, or holds values that no turn has; else ""."""
+    """Return what is wrong with a turn: its episode, segment, span or values; "" if nothing."""
     if not (0 <= turn.episode < header.num_episodes and turn.index >= 0):
         return f"is in episode {turn.episode} at {turn.index}, of {header.num_episodes} episodes"
     if not 0 <= turn.segment < len(header.num_tokens):

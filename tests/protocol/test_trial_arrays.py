@@ -362,7 +362,7 @@ UNSOUND = [
     (with_turn(info="[1]"), "turn 1 has an info that is no JSON object: Expected `object`"),
     (with_turn(info='{"a":' + "[" * 4000 + "]" * 80 + "}"), "info that is no JSON object"),
     (with_trial(example(), segments=()), "1 to 16384 segments, got 0"),
-    (with_trial(example(), cut_at=1), "cut at episode 1 counts in evaluations alone"),
+    (with_trial(example(), cut_at=1), "cut at episode 1 is only for evaluations"),
     (with_trial(example(), duration_s=float("nan")), "Expected `float`"),
     (with_trial(example(), num_prompt_tokens=-1), "Expected `int` >= 0"),
     (with_segment(versions=()), "segment 0 has sampled tokens and no version run"),

@@ -96,5 +96,5 @@ def test_a_trial_that_does_not_declare_it_is_never_continued(chat: ChatFormat) -
 def test_finished_episodes_are_neither_none_nor_all(chat: ChatFormat) -> None:
     whole, _ = finish(begun([], chat), chat)
     frames = encode(EpisodeResult(3, 1, FinishedEpisodes(whole, "")))
-    with pytest.raises(WireError, match="finished episodes are 1 to 2 of one seat, got 3"):
+    with pytest.raises(WireError, match="one seat, 1 to 2 of them; got 3"):
         decode(frames)
