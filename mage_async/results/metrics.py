@@ -65,12 +65,15 @@ METRICS: dict[str, tuple[str, str]] = {
         "Sampled tokens trained per second since the last step.",
     ),
     "trained_tokens_per_s": ("tokens/s", "Context and sampled tokens trained per second."),
-    "prefix_hit_rate": ("share", "Prompt tokens that the engine did not compute in that turn."),
+    "prefix_hit_rate": ("share", "Prompt tokens that the engine took from its prefix cache."),
     "prefix_reuse_rate": (
         "share",
-        "Prompt tokens not computed again, of those computed before.",
+        "Prompt tokens taken from the prefix cache, of those that were computed before.",
     ),
-    "reused_prompt_tokens": ("tokens", "Prompt tokens of a trial that were not computed, mean."),
+    "reused_prompt_tokens": (
+        "tokens",
+        "Prompt tokens of a trial that came from the prefix cache, mean over trials.",
+    ),
     "exact_version_share": ("share", "Sampled tokens whose version is known exactly."),
     "segment_version_share": (
         "share",
@@ -101,7 +104,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "k3_mean": ("nats", "Mean r - log r - 1, with r the proximal over the behaviour probability."),
     "effective_share": (
         "share",
-        "Effective sample size of the ratios of `k3_mean`, over the tokens.",
+        "Effective sample size of the ratios of `k3_mean`, divided by the number of tokens.",
     ),
     "loss": ("1", "Mean surrogate loss per sampled token, including masked tokens."),
     "entropy": ("nats", "Mean entropy of the policy at sampled tokens."),
@@ -109,7 +112,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "masked_share": ("share", "Tokens that the correction left out."),
     "reference_k3": (
         "nats",
-        "KL divergence from the initial policy, estimated (k3) per token; 0 if `learner.kl` is 0.",
+        "KL divergence from the reference policy, by the k3 estimate of a token; 0 if "
+        "`learner.kl` is 0.",
     ),
     "mean_weight": ("1", "Mean importance weight after truncation; a masked token counts 0."),
     "grad_norm": ("1", "Mean norm of the gradient before clipping."),
@@ -123,7 +127,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "logprob_mismatch_max": ("nats", "Largest |learner - engine| log-prob at equal version."),
     "equal_version_tokens": (
         "tokens",
-        "Tokens sampled by the weights under training, from keys and values that these computed.",
+        "Tokens sampled by the version being trained, from keys and values of the same version.",
     ),
     "train_s": ("s", "Time that the learner computed in this step."),
     "waiting_s": ("s", "Time that the learner waited for the batch of this step."),
@@ -144,7 +148,7 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "receipt_retries": (
         "loads",
-        "Of these loads, those that matched only when the weights were read again.",
+        "Loads of `receipts` that matched only after the weights had been read again.",
     ),
     "receipt_difference": (
         "nats",

@@ -23,8 +23,8 @@ from mage_async.trajectory import Group, Kind, Trial, num_decimals
 WINDOW_S = 30.0
 """Seconds over which the speed of sampling is measured."""
 FRESH_S = 30.0
-"""Seconds since the last write of a run's files below which the run counts as alive, if its lock
-cannot be read.
+"""If the lock of a run cannot be read, the run counts as alive for so many seconds after the last
+write of its files.
 """
 MAX_NOTES_SHOWN = 10
 """Number of notes that `mage doctor` prints of a run without a step, the latest ones."""
@@ -36,12 +36,12 @@ ENOUGH_TRIALS = 16
 """Number of trials below which `Signal` reports nothing, because so few may be alike by chance."""
 
 RARE = 0.03
-"""Share of episodes that earn any reward below which rewards are rare: of a group of eight trials
-of three episodes, hardly two trials earn anything then."""
+"""Rewards are rare if a smaller share of episodes earns any reward. Then a group of eight trials of
+three episodes has less than one such episode on average."""
 ENOUGH_EPISODES = 300
-"""Number of episodes below which rewards are not said to be rare."""
+"""Number of episodes before which rewards are not reported as rare."""
 RARE_CURES = (
-    "begin with easier tasks, along a ladder (environment.ladder), or pay for a part of the way; "
+    "begin with easier tasks (environment.ladder), or reward partial progress; "
     "replace groups that earn the same (admission.replaced_groups), or raise "
     "admission.trials_per_group"
 )
@@ -96,8 +96,8 @@ _KINDS = [
     (
         r"reported a fault of its infrastructure",
         "the environment's infrastructure failed",
-        "Look at the server or the container that the environment uses; where it is away for "
-        "longer, raise environment.retries.",
+        "Look at the server or the container that the environment uses; if it is down for a "
+        "longer time, raise environment.retries.",
     ),
     (
         r"SGLang died",
@@ -155,8 +155,8 @@ _KINDS = [
     (r"^over age$", "over age", ""),
     (r"^all trials earned the same$", "earned the same", ""),
 ]
-"""Kinds of drops: the pattern of a reason (of texts of `TrialFault` and of the ledger), and the
-fields of its `DropKind`. The first pattern that matches counts.
+"""For each kind of drop a pattern of its reasons, which are texts of a `TrialFault` or of the
+ledger, and the name and cure of its `DropKind`. The first pattern that matches counts.
 """
 _VARIABLE_PARTS = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|\d+(?:[.,]\d+)*""")
 """Parts in which reasons of one kind differ: quoted names, addresses and numbers."""
@@ -177,9 +177,9 @@ def drop_kind(reason: str) -> DropKind:
 
 
 PLAYED_AGAIN = "the trial is played again"
-"""Words by which a note says that a fault is not the last word on a trial."""
+"""Part of a note on a fault after which the trial is played again."""
 MAKE_ROOM = "Make room, and the run goes on by itself"
-"""Words by which a note says that the run waits until a disk has space."""
+"""Part of a note on a full disk: the run waits for space."""
 _PLACE = re.compile(r"\((\S[^()]*(?:\([^()]*\)[^()]*)*, line \d+), in ")
 """File and line in the reason of a call that raised; a folder may have parentheses in its name."""
 
@@ -286,7 +286,7 @@ def sentence(progress: Progress) -> str:
     if progress.num_loading == progress.num_actors:
         parts.append("every actor still loads its engine")
     elif not progress.turns:
-        # An SGLang serves only a minute after its actor has begun to play.
+        # An SGLang server is ready only about a minute after its actor has begun to play.
         parts.append("no turn was sampled yet: an engine that is starting answers when it is ready")
     else:
         parts.append(
@@ -308,7 +308,7 @@ def sentence(progress: Progress) -> str:
     parts += _dropped(progress)
     if progress.due_s is not None:
         words = time_in_words(progress.due_s)
-        # No bound: the pace changes, on a machine with other work above all.
+        # The words do not promise a bound, because the pace changes, above all on a busy machine.
         is_longest = progress.is_due_bound
         parts.append(
             f"complete in about {words}, if every trial is as long as it may be and the pace stays"
@@ -341,7 +341,7 @@ def time_in_words(number: float) -> str:
 class ProgressCounts:
     """Count the heartbeats, trials and drops that reach the learner, for snapshots of its progress.
 
-    The learner calls it for each of them, so every call is cheap.
+    The learner calls a method for each of these, so every call is cheap.
     """
 
     _totals: dict[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -441,9 +441,9 @@ class ProgressCounts:
         return (
             f"a group was not played within admission.grant_deadline_s = {deadline_s:g} s and is "
             f"granted again; at {most} missed deadlines it is dropped. Raise it, or shorten "
-            "groups: lower trial.episodes or admission.trials_per_group. Where calls of the "
-            "environment hang, lower environment.step_deadline_s far below it: then the call is "
-            "named."
+            "groups: lower trial.episodes or admission.trials_per_group. If calls of the "
+            "environment hang, make environment.step_deadline_s much shorter than this deadline, "
+            "so that the hanging call is named."
         )
 
     def snapshot(
@@ -580,10 +580,10 @@ def before_first_step(
 class Signal:
     """Examine the first batches for faults that keep a run from learning anything.
 
-    There is no signal if no action was ever valid, if no reward was ever earned, or if all trials
-    that are compared with each other earned the same: those of a group, or of a whole batch if
-    `advantage.baseline` lacks "group". Their advantages are then all zero. There is little where
-    hardly an episode earns anything. Each fault is reported once.
+    There is nothing to learn from if no action was ever valid, if no reward was ever earned, or if
+    all trials that are compared with each other earned the same: those of a group, or of a whole
+    batch if `advantage.baseline` lacks "group". Their advantages are then all zero. There is little
+    to learn from if few episodes earn anything (`RARE`). Each fault is reported once.
     """
 
     def __init__(self, config: Config, environment: Environment) -> None:
@@ -669,8 +669,8 @@ class Signal:
         return (
             f"{self._num_trials} trials of {self._facts.name} have earned no reward at all. The "
             "task is too hard for the policy as it is, or the environment never pays: look at a "
-            f"trial in `mage view`. Choose easier tasks in environment.options, {cure}or pay for "
-            "a part of the way."
+            f"trial in `mage view`. Choose easier tasks in environment.options, {cure}or "
+            "reward partial progress."
         )
 
     def _no_variance(self, trials: Sequence[Trial]) -> str:
