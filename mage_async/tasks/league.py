@@ -31,8 +31,8 @@ from mage_async.trajectory import Group
 PREFIX = "policy-"
 """Prefix of the member name of a version: it is `policy-VERSION`."""
 ITSELF = "policy"
-"""Member name of the policy in both seats; in ratings also that of all versions that were met as
-the newest.
+"""Member name of the policy that plays both seats. If the newest version is the only rival, all
+versions are rated together under this name.
 """
 MAX_RATING_CHANGE = 16.0
 """Largest number of rating points by which one group changes a rating."""

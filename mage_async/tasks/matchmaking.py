@@ -30,9 +30,9 @@ class Draw:
     """Hold the facts by which a matchmaker chooses the member of one group."""
 
     place: int
-    """Number of the group among `admission.groups_per_step` groups that are granted one after the
-    other, counted among those that choose from the same names. These are the groups of a step,
-    unless one is dropped, or groups are not trained in order of grant.
+    """Number of the group in its step, from 0, counted only among groups that choose from the same
+    names. A step is taken to be `admission.groups_per_step` groups in order of grant. The step
+    trains other groups if one of these is dropped, or if groups are not trained in order of grant.
     """
     from_deck: str
     """Name of the environment's member that is next in the shuffled decks."""
@@ -83,8 +83,8 @@ class Decks(Matchmaker, tag="decks"):
 
 class Fixed(Matchmaker, tag="fixed"):
     """Let the n-th group of every step meet the same member, as in MAGE's code. Groups are counted
-    as they are granted: if one is dropped, its step has the first member of the next step in place
-    of its own."""
+    as they are granted (`Draw.place`). If a group is dropped, the step trains the first group of
+    the next step in its place, which has another member."""
 
     by_place: ClassVar[bool] = True
 
