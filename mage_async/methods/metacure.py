@@ -1,9 +1,10 @@
 """Pay an explorer for information, and let an exploiter use it: MetaCURE (arXiv 2006.08170).
 
-**Information bonus** (section 4 of the paper). An exploration policy is paid, in addition to the
-environment's reward, what a transition says about the task: log p(transition | task, context) -
-log p(transition | context). By Bayes that is the change of the log-probability of the true task.
-For turn t of episode k, where *member* is the hidden opponent or task variant, it is
+**Information bonus** (section 4 of the paper). An exploration policy gets, in addition to the
+environment's reward, the information of a transition about the task:
+log p(transition | task, context) - log p(transition | context). By Bayes' rule that is the change
+of the log-probability of the true task. For turn t of episode k, where *member* is the hidden
+opponent or task variant, it is
 
     i[k,t] = log q(member | observations up to this turn) - log q(member | those before it)
 
@@ -16,10 +17,11 @@ counts n of what followed an action in a state:
                                                                 over the other trials of the member
     q(member | trial so far) ~ product of p(o | s, a, member) over its turns
 
-with the members of the batch as prior. Counts of a member leave out the trial that is judged, which
-would identify itself. p(o | s, a) includes it: it is the same for all members, and without the
-trial it is 0 / 0 where nobody else did a in s. The authors' ten configurations pay the explorer
-its own reward in full, and the bonus with the weight 0.2 (eight of them), 0.1 (one) or 3 (one).
+with the members of the batch as prior. Counts of a member leave out the trial whose bonus is
+computed, because the trial would identify itself. p(o | s, a) includes that trial: it is the same
+for all members, and would otherwise be 0 / 0 if no other trial has the action a in s. The authors'
+ten configurations pay the explorer its own reward in full, and the bonus with the weight 0.2 (eight
+of them), 0.1 (one) or 3 (one).
 
 The bonus is paid in every episode but the last, which is to be won and not to be learned from. The
 bonus stays in the episode that earned it, whatever `credit.kind` does with other rewards:
@@ -147,15 +149,15 @@ class MetaCure(Method):
             )
         if is_exact and self.config.population.rivals:
             raise ConfigError(
-                "methods.metacure.information_bonus: the environment's filter knows its members "
-                "and no versions of the policy: set population.rivals = 0 or "
-                "methods.metacure.information_bonus = 0"
+                "methods.metacure.information_bonus: the environment's filter can infer its own "
+                "members, but no version of the policy as the opponent: set population.rivals = 0 "
+                "or methods.metacure.information_bonus = 0"
             )
         if is_exact and self.config.trial.repeats == "fresh":
             raise ConfigError(
-                "methods.metacure.information_bonus: to compute what a turn says, its actions are "
-                'played again, and with trial.repeats = "fresh" they would be answered otherwise: '
-                'set it to "same", or set methods.metacure.inference = "learned"'
+                "methods.metacure.information_bonus: to compute it, the actions of a trial are "
+                'played again, and with trial.repeats = "fresh" the environment would answer them '
+                'differently: set trial.repeats = "same", or methods.metacure.inference = "learned"'
             )
         # Methods with a share of self-play, in which the opponent is no member of the environment.
         if others := overriding(self.config, "self_play_share"):
@@ -186,7 +188,7 @@ def information_gain(trial: Trial, environment: Environment) -> list[float]:
         if turn.episode == len(plays):
             plays.append(environment.begin(trial.task, turn.episode))
             make_pending_calls(plays[-1])
-            # With the observation that begins the episode, which earns no bonus.
+            # Includes the observation that begins the episode, so that it earns no bonus.
             before = math.log(belief(plays)[trial.task.member])
         plays[-1].act(turn.action)
         make_pending_calls(plays[-1])
@@ -202,18 +204,20 @@ def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
     """
     seen = [_outcomes(trial) for trial in trials]
     members = list(dict.fromkeys(trial.task.member for trial in trials))
-    # How often an outcome followed a place (a state and an action), by member; None is any member,
-    # or any outcome.
-    counts: Counter[tuple[str | None, Place, Outcome | None]] = Counter()
+    # How often an outcome followed a state and an action, by member; None is any member, or any
+    # outcome.
+    counts: Counter[tuple[str | None, StateAction, Outcome | None]] = Counter()
     for trial, outcomes in zip(trials, seen, strict=True):
-        for place, outcome in filter(None, outcomes):
+        for pair, outcome in filter(None, outcomes):
             for whose, what in product((trial.task.member, None), (outcome, None)):
-                counts[whose, place, what] += 1
+                counts[whose, pair, what] += 1
 
-    def gains_of(trial: Trial, outcomes: Sequence[tuple[Place, Outcome] | None]) -> list[float]:
-        own: Counter[tuple[Place, Outcome | None]] = Counter()
-        for place, outcome in filter(None, outcomes):
-            own.update([(place, outcome), (place, None)])
+    def gains_of(
+        trial: Trial, outcomes: Sequence[tuple[StateAction, Outcome] | None]
+    ) -> list[float]:
+        own: Counter[tuple[StateAction, Outcome | None]] = Counter()
+        for pair, outcome in filter(None, outcomes):
+            own.update([(pair, outcome), (pair, None)])
         logs = dict.fromkeys(members, 0.0)
         gains: list[float] = []
         before = -math.log(len(members))
@@ -221,13 +225,13 @@ def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
             if each is None:
                 gains.append(0.0)
                 continue
-            place, outcome = each
-            base = counts[None, place, outcome] / counts[None, place, None]  # p(o | s, a)
+            pair, outcome = each
+            base = counts[None, pair, outcome] / counts[None, pair, None]  # p(o | s, a)
             for member in members:
                 # n[member, s, a, o] and n[member, s, a], without the turns of this trial.
                 is_own = member == trial.task.member
-                hits = counts[member, place, outcome] - is_own * own[place, outcome]
-                tries = counts[member, place, None] - is_own * own[place, None]
+                hits = counts[member, pair, outcome] - is_own * own[pair, outcome]
+                tries = counts[member, pair, None] - is_own * own[pair, None]
                 logs[member] += math.log((hits + base) / (tries + 1))
             most = max(logs.values())
             total = most + math.log(sum(math.exp(log - most) for log in logs.values()))
@@ -239,15 +243,15 @@ def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
     return [gains_of(trial, outcomes) for trial, outcomes in zip(trials, seen, strict=True)]
 
 
-Place = tuple[str, str]
+StateAction = tuple[str, str]
 """A state, `Turn.anchor`, and an action."""
 Outcome = tuple[float, tuple[int, ...]]
 """The reward, and the tokens of the prompt that follows."""
 
 
-def _outcomes(trial: Trial) -> list[tuple[Place, Outcome] | None]:
-    """Return the place of each turn of a trial and the outcome; None for turns that are remarks."""
-    found: list[tuple[Place, Outcome] | None] = []
+def _outcomes(trial: Trial) -> list[tuple[StateAction, Outcome] | None]:
+    """Return state, action and outcome of each turn of a trial; None for turns that are remarks."""
+    found: list[tuple[StateAction, Outcome] | None] = []
     for turn, after in zip_longest(trial.turns, trial.turns[1:]):
         if turn.kind is not Kind.ACT:
             found.append(None)

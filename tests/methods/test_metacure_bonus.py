@@ -197,7 +197,7 @@ def test_trials_that_may_end_before_their_last_episode_are_refused():
 
 def test_actions_that_would_be_answered_otherwise_are_not_played_again_for_a_bonus():
     settings = ["trial.repeats=fresh", "methods.metacure.information_bonus=0.1"]
-    with pytest.raises(ConfigError, match="they would be answered otherwise"):
+    with pytest.raises(ConfigError, match="the environment would answer them differently"):
         check(config_file.load(config_file.find(None), settings))
     learned = "methods.metacure.inference=learned"
     check(config_file.load(config_file.find(None), [*settings, learned]))

@@ -68,7 +68,7 @@ def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) ->
 
 def test_a_filter_of_members_is_not_asked_about_versions() -> None:
     changes = ["population.rivals=0.5", "methods.metacure.information_bonus=0.1"]
-    with pytest.raises(ConfigError, match="knows its members and no versions of the policy"):
+    with pytest.raises(ConfigError, match="but no version of the policy as the opponent"):
         check(config_file.load(config_file.find("kuhn"), changes))
 
 

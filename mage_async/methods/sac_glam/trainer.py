@@ -68,7 +68,7 @@ class Critic(nn.Module):
     Args:
         hidden_size: D.
         num_actions: A.
-        seed: of the initial weights, so that a replay begins with the same heads.
+        seed: seed of the initial weights, so that `mage replay` begins with the same heads.
         alpha: the entropy coefficient; if it is learned, its initial value.
     """
 
@@ -177,9 +177,9 @@ def n_step_targets(
         rewards, discounts: as `targets` takes them; the state that follows is the next one.
         values: float [N]: V of each state.
         bonus: float [N]: entropy of the policy in each state, times its coefficient.
-        known: bool [N]: states that have a target (action not -1); at any other state the steps
-            stop, and its V is taken.
-        steps: at least 1, which is `targets`.
+        known: bool [N]: states that have a target (action not -1). The steps end at a state without
+            one, and the V of this state is used.
+        steps: number of steps, at least 1; for 1 the result is that of `targets`.
     """
     # `roll` puts the first state behind the last one, whose discount is 0, like that of the last
     # state of every segment.
@@ -358,7 +358,7 @@ class SacTrainer(Trainer):
         metrics = self.end_step([Update(trained, norms.mean())])
         del metrics["zero_advantage_share"]  # advantages are not what is trained on
         metrics |= {"mean_weight": 1.0, "replay_trials": float(len(self._buffer))}
-        # `end_step` saw the mean norm as that of one update; this counts all updates.
+        # `end_step` got the mean norm, as if there were one update; this counts all updates.
         metrics["skipped_updates"] = float((~norms.isfinite()).sum())
         return metrics | _means([each for each, _ in updates]) | ages
 
@@ -379,7 +379,8 @@ class SacTrainer(Trainer):
             draw: trials, each with its own goal or another one.
         """
         parts, device = [part for segments in draw for part in segments], self.model.device
-        # A trial that is drawn twice stands twice in the row, and equal beginnings are not shared.
+        # A trial that was drawn twice is computed twice, and trials with equal beginnings do not
+        # share them.
         tokens, places = [part.tokens for part in parts], [part.places for part in parts]
         row = TokenRow.of(tokens, device, predicted=places)
         inputs = head_inputs(self.model, row, self._temperature)
