@@ -97,8 +97,8 @@ def episode_css(episode: int, most_episodes: int) -> str:
 
     Args:
         episode: Index of the episode, from 0.
-        most_episodes: Number of episodes of the longest trials on the page, which is that of
-            `Config.most_episodes`: an episode has the colour of its legend in every chart.
+        most_episodes: Number of episodes of the longest trials of the run (`Config.most_episodes`).
+            All charts of a page use this number, so that an episode has one colour in all of them.
     """
     return f"e{round(4 * episode / (most_episodes - 1)) if most_episodes > 1 else 4}"
 
@@ -235,8 +235,8 @@ def staleness(metrics: Sequence[Record], bound: int | None, most_episodes: int) 
         _metric_line(metrics, "staleness_mean", "mean", "heldout"),
     ]
     described = "staleness of the tokens of each step, in steps"
-    # The y axis begins a little below 0 and ends above all lines, so that 0 and the bound can be
-    # seen, and what exceeds the bound.
+    # The y axis begins a little below 0 and ends above all lines, so that values at 0, at the bound
+    # and above it can be seen.
     top = max(1.0, *(y for line in series for _, y in line.finite))
     return line_chart(series, described=described, y_span=(-0.1, top * 1.15 + 0.1))
 

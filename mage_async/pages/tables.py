@@ -116,8 +116,10 @@ def sets_tables(
 
 def _wins_table(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> Table | None:
     """Return the shares of held-out tasks that were won, drawn and lost in each episode, and of
-    those won in any episode so far; None if every episode was won, or none, even without memory:
-    `wins_above` then does not distinguish good play from bad.
+    those won in any episode so far.
+
+    None if all episodes were won, or all were not won, with memory and without: then `wins_above`
+    does not distinguish good play from bad.
 
     The share won so far never decreases, even without learning. So a last row shows it for the same
     policy without its earlier episodes in the context (`blind`): what independent retries reach.
@@ -161,8 +163,10 @@ def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str
 
 
 def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table | str | int]]:
-    """Return the tables of held-out and train returns by family and by member: of many members
-    those with the lowest and the highest returns, and others to be folded.
+    """Return the tables of held-out and train returns by family and by member.
+
+    If there are many members, only those with the lowest and the highest returns are listed:
+    `MOST_SHOWN` of them in "members", the rest in "others", which the page folds.
     """
 
     def table(head: str, returns: Mapping[str, Sequence[float]]) -> Table:
@@ -185,8 +189,9 @@ def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table
 
 
 def _extreme(returns: Mapping[str, Sequence[float]], number: int) -> Mapping[str, Sequence[float]]:
-    """Return this number of members, with the lowest and the highest returns of the last episode,
-    in order; all members, as they are, if they are no more.
+    """Return this number of members, in order of their returns in the last episode: half of them
+    with the lowest and half with the highest returns. If there are no more members than this
+    number, return all of them in their own order.
     """
     if len(returns) <= number:
         return returns
