@@ -485,8 +485,8 @@ class Vcpo(Correction, tag="vcpo"):
     max_weight: Weight = 8.0
     """Largest importance weight of a sequence; larger ones are truncated."""
     full_share: Share = 1.0
-    """Effective sample size of a minibatch, as a share of its sequences, from which on the learning
-    rate is not reduced."""
+    """The learning rate is reduced if the effective sample size of a minibatch, as a share of its
+    sequences, is smaller."""
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the policy gradient loss under the truncated weights of sequences."""

@@ -172,10 +172,10 @@ def training_sequences(
         most = config.transcript.max_action_tokens
         cut = sum(turn.is_cut_at(most) for trial in trials for turn in trial.turns)
         cause = (
-            f"{cut} answers were cut at transcript.max_action_tokens = {most}, within the "
-            "beginning that their form prescribes: raise it"
+            f"{cut} answers were cut at transcript.max_action_tokens = {most}, when they only had "
+            "the tokens that the form of an answer prescribes: raise it"
             if cut
-            else "look with `mage check` or `mage view` whether every turn has a single legal "
+            else "check with `mage check` or `mage view` whether every turn has a single legal "
             "action, which is not sampled"
         )
         raise DeterministicFailure(
@@ -419,7 +419,8 @@ class TokenRow:
     restricted: "RestrictedTargets | None" = None
     """The targets that were drawn from sets of allowed tokens; None: there are none."""
     shifts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
-    """int64 [S]: index in the row minus position in the sequence, of a sequence's own tokens."""
+    """int64 [S]: for each sequence, index in the row minus position in the sequence, of the tokens
+    behind the shared opening."""
 
     @classmethod
     def of(
@@ -585,8 +586,8 @@ class MicroBatch:
     """float32 [N]: 1 for tokens that get the entropy bonus, else 0; known together with `proximal`.
     """
     progress: float = 0.0
-    """Share of the step's updates that are made before this micro-batch's, if its `proximal` is
-    interpolated (`learner.proximal`); 0 if it is computed.
+    """Share of the step's updates that come before the update with this micro-batch, in 0..1; used
+    to interpolate `proximal` (`learner.proximal`), and 0 if `proximal` is computed.
     """
 
     @classmethod
