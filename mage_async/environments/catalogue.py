@@ -63,8 +63,8 @@ _KNOWN = _CLASSES | EXTRAS | {"mix": "mage_async.environments.mix:Mix"}
 # The error for an unknown name also lists the prefixes of the loaders.
 _REGISTRY = Registry("environment", _KNOWN, (f"{library}:…" for library in LOADERS))
 _ADVICE = (
-    "inherit mage_async.environments.environment.Environment and see what it asks for, "
-    "or write `reset(seed, task)` and `step(action)`"
+    "inherit mage_async.environments.environment.Environment and define its methods, or write "
+    "`reset(seed, task)` and `step(action)`"
 )
 """Advice in errors about a class that is no environment."""
 _NO_OPTION = (
@@ -167,7 +167,8 @@ def _is_reset_step(found: type) -> bool:
 def _check_protocol(name: str, found: type) -> None:
     """Raise a `ConfigError` if a class lacks methods of the protocol."""
     # Every evaluation calls `is_probe` (`score.py`), so a class that does not inherit `Environment`
-    # has to define it; a class that inherits may keep the default, which `_REQUIRED` has not.
+    # has to define it. A class that inherits may keep the default of `is_probe`, while the methods
+    # in `_REQUIRED` have no default.
     lacking = [
         f"`{each}`"
         for each in (*_REQUIRED, "is_probe")

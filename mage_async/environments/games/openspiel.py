@@ -168,8 +168,8 @@ class OpenSpielScript(TrialScript[OpenSpielPlay]):
 
 
 def look_at(game: Any) -> Look:
-    """Return the function that shows a game's state to a player: what the player may know, if
-    possible without earlier moves.
+    """Return the function that shows a game's state to a player. The text holds only what this
+    player may know, and no earlier moves if the game has such a text.
 
     Raises:
         ConfigError: the game has no text for it.
@@ -194,7 +194,7 @@ class OpenSpielGame(Game[str]):
             an equilibrium, which draws from its probabilities; `cfr-greedy`, which always takes the
             equilibrium's most probable action, and so can be beaten; `best-response-random` and
             `best-response-cfr-greedy`. All but the first two need a game small enough to be solved.
-            Empty for some that suit the game.
+            Empty for a choice that suits the game.
         heldout: Opponents held out.
         restart: What the episodes of a task share: `same`, all random events; `deal`, the deals,
             while the opponent's random moves are drawn again (as MAGE does); `new`, nothing.
@@ -227,7 +227,8 @@ class OpenSpielGame(Game[str]):
         self._opponents = Opponents(self._game, iterations)
         self._look = look_at(self._game)
         self._turns = turns or self._game.max_game_length()
-        # No whole vocabulary, because the text is open; the first word is an example of an action.
+        # Not the whole vocabulary, because the text is open; the first word is an example of an
+        # action.
         first = _first_decision(self._game)
         words = (*_actions(first, first.current_player()), WIN, DRAW, LOSE, INVALID)
         returns = (float(self._game.min_utility()), float(self._game.max_utility()))
@@ -244,7 +245,7 @@ class OpenSpielGame(Game[str]):
     def rules(self) -> str:
         """Return the rules in plain words."""
         kind = self._game.get_type()
-        # The engine writes a game of simultaneous moves as a game with turns that has it inside.
+        # OpenSpiel wraps a game of simultaneous moves in a game with turns; `inside` is its name.
         inside = str(self._game).removeprefix("turn_based_simultaneous_game(game=")
         hint = _HINTS.get(inside.partition("(")[0], "")
         return _RULES.format(
@@ -284,15 +285,15 @@ class OpenSpielGame(Game[str]):
         return Chance(task.seed, -1 - dealt, chance.draws), chance
 
     def script(self, source: random.Random) -> OpenSpielScript:
-        """Return a script that plays as a training opponent would, with a care drawn for the
-        trial.
+        """Return a script that imitates a training opponent; the share of imitated moves (`care`)
+        is drawn for the trial.
         """
         member = source.choice(self.members("train"))
         care = source.choice((0.0, 0.5, 1.0))
         return OpenSpielScript(source, care, partial(self._opponents.mover, member))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return all others of the split, or of both splits if the split has only one."""
+        """Return the other members of the split, or of both splits if the split has only one."""
         others = super().swaps(member, split)
         return others or tuple(name for name in self._variants if name != member)
 
@@ -300,8 +301,8 @@ class OpenSpielGame(Game[str]):
         """Return the returns of reference players, by episode.
 
         `random` is measured in 40 games. `best_response`, which knows the opponent, is exact. It is
-        left out if an opponent of the split searches, and if all of them play at random: only a
-        table shows that the game is small enough to be solved.
+        left out if an opponent of the split searches, or if all opponents play at random: the game
+        may be too large to be solved, unless an opponent is a solved table (`TABLES`).
         """
         uniform = partial(OpenSpielScript, care=0.0, make=partial(self._opponents.mover, "random"))
         measured = scripted_returns(self, split, 1, uniform, _NUM_REFERENCE_TRIALS)
@@ -325,7 +326,9 @@ def _load(name: str) -> Any:
     if game.num_players() != 2:
         raise ConfigError(f"openspiel: {name!r} is for {game.num_players()} players, not for two")
     if game.get_type().chance_mode == spiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
-        raise ConfigError(f"openspiel: {name!r} hides its luck, so it could not be repeated")
+        raise ConfigError(
+            f"openspiel: {name!r} draws random events by itself, so a game could not be repeated"
+        )
     return game
 
 

@@ -174,7 +174,7 @@ def test_an_invalid_move_leaves_the_game_and_a_game_without_end_is_lost() -> Non
         ({"heldout": [3]}, r"openspiel: `heldout` must be a list of texts, got \[3\]"),
         ({"game": "nochess"}, r"openspiel: cannot load the game 'nochess': "),
         ({"game": "kuhn_poker(players=3)"}, r"is for 3 players, not for two"),
-        ({"game": "negotiation"}, r"'negotiation' hides its luck"),
+        ({"game": "negotiation"}, r"'negotiation' draws random events by itself"),
         ({"train": ["mcts-0"]}, r"no opponent is called 'mcts-0'; write `random`, `mcts-100`"),
         ({"train": ["cfr"]}, r"'cfr' cannot be trained on and held out"),
         ({"restart": "again"}, r"`restart` must be 'same' or 'deal' or 'new', got 'again'"),
