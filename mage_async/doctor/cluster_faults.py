@@ -94,11 +94,11 @@ def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
             "that has the port, or choose another one with transport.address"
         )
     for node in (facts.own, *facts.others):
-        found += [f"node {node.name}: {fault}" for fault in _of_node(node, facts.own, needs)]
+        found += [f"node {node.name}: {fault}" for fault in _node_faults(node, facts.own, needs)]
     return found
 
 
-def _of_node(node: NodeFacts, here: NodeFacts, needs: Needs) -> Iterator[str]:
+def _node_faults(node: NodeFacts, here: NodeFacts, needs: Needs) -> Iterator[str]:
     """Yield the faults of one node; `here` is the node that starts the run."""
     if abs(node.clock_s) > MAX_CLOCK_S:
         yield (
@@ -120,8 +120,8 @@ def _of_node(node: NodeFacts, here: NodeFacts, needs: Needs) -> Iterator[str]:
     if node.model and node.model != here.model:
         yield (
             f"{needs.source} is another model there (digest {node.model}) than here "
-            f"({here.model or 'none'}): copy it anew, or remove it there; actors get theirs from "
-            "the learner"
+            f"({here.model or 'none'}): copy it anew, or remove it there; actors get the model "
+            "from the learner"
         )
     for name, version in here.versions.items():
         if (has := node.versions.get(name, "none")) != version:
