@@ -451,7 +451,7 @@ def test_trials_of_a_class_that_waits_for_a_server_are_played_and_its_faults_lef
     assert "  random   +" in said
     assert "\n  win-stay +" in said
     assert re.search(
-        r"^left out for faults after which .* raised ConnectionError: no a", said, re.M
+        r"^trials left out for faults after which .* raised ConnectionError: no a", said, re.M
     )
 
 

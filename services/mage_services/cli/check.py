@@ -48,17 +48,18 @@ NUM_TRIALS, BUDGET_S = 400, 4.0
 are compared; and seconds after which each of these three ends early.
 """
 SEARCH_S, TOTAL_S = 30.0, 60.0
-"""Most expected seconds of the search for the best rule of win-stay, lose-shift, and of the
-comparison of held-out tasks; and seconds after which all play ends at the next call that returns.
+"""The search for the best rule of win-stay, lose-shift, and the comparison of held-out tasks, are
+each left out if they are expected to take more than `SEARCH_S` seconds. After `TOTAL_S` seconds all
+play ends at the next call that returns.
 """
 FEWEST, FEWEST_WITH_CI = 2, 8
-"""Smallest number of trials of a player, and of pairs of tasks, if time is left; and of trials from
-which an interval is computed.
+"""Smallest number of trials of a player, and of pairs of tasks, that are played even after
+`BUDGET_S`; and smallest number of trials from which an interval is computed.
 """
 MOST_IN_A_ROW = 5
-"""Number of trials in a row that may not fail, even by faults that may be gone at another try."""
+"""If so many trials in a row fail by transient faults, the last fault counts as lasting."""
 LEAST_WAIT_S = 0.05
-"""Seconds of waiting in a trial below which calls are not said to wait."""
+"""If a trial waits for fewer seconds, its waiting is not reported."""
 WIDTH = 100
 """Number of columns to which shown turns are wrapped."""
 
@@ -83,8 +84,8 @@ PARTS = (
     ("close", "called once for each object", "nothing is closed"),
 )
 """Optional parts of a class: name, effect if it is declared, and effect if it is not."""
-SAY_WHAT_IS_LEGAL = {"legal_actions", "legal_pattern"}
-"""Parts of which one is enough: where a class declares one, the other is not missing."""
+LEGAL_PARTS = {"legal_actions", "legal_pattern"}
+"""Two parts of which one is enough: if a class declares one, the other is not listed as missing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +138,7 @@ class _Wanted(NamedTuple):
     assignments: list[str]
 
 
-def _check(asked: _Wanted, runner: "Runner") -> None:
+def _check(wanted: _Wanted, runner: "Runner") -> None:
     """Print the rehearsal, the declarations, the first turns and the returns of random play; then
     end the processes that the environment leaves running.
 
@@ -147,18 +148,18 @@ def _check(asked: _Wanted, runner: "Runner") -> None:
     from mage_services.processes.child_process import ending_descendants
 
     with ending_descendants():
-        _print_check(asked, runner)
+        _print_check(wanted, runner)
 
 
-def _print_check(asked: _Wanted, runner: "Runner") -> None:
-    """Do the work of `_check`, except for the processes that are left running."""
+def _print_check(wanted: _Wanted, runner: "Runner") -> None:
+    """Do the work of `_check`, without ending processes."""
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_async.environments.agent import AgentTasks
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.api.start_to_report import check_start
     from mage_services.processes.process import unless_a_call_hangs
 
-    wanted, config = _configs(asked)
+    run_config, config = _configs(wanted)
     check_keys(config)
     printed, say = CountedOutput(sys.stdout), partial(print, file=sys.stdout, flush=True)
     deadline_s = config.environment.step_deadline_s
@@ -169,7 +170,7 @@ def _print_check(asked: _Wanted, runner: "Runner") -> None:
     play = _Play(printed, say, deadline_s, runner, time.monotonic() + TOTAL_S)
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
-            print(f"{name} is a program, which only a run can play: `{_first_step(asked)}`")
+            print(f"{name} is a program, which only a run can play: `{_first_step(wanted)}`")
             continue
         _print_declared(part)
         play.listen(config, name, part)
@@ -180,14 +181,17 @@ def _print_check(asked: _Wanted, runner: "Runner") -> None:
         play.check_words()
     if printed.num_lines:
         print(printed.sentence())
-    if play.passing:
-        num, first = len(play.passing), play.passing[0]
-        print(f"left out for faults after which a run plays a trial again, {num} in all: {first}")
+    if play.transient:
+        num, first = len(play.transient), play.transient[0]
+        print(
+            f"trials left out for faults after which a run plays a trial again: {num}; the first "
+            f"fault: {first}"
+        )
     if play.faults:
         raise ConfigError(f"not ready: {play.faults[0]}")
     # Faults of the run itself, such as a missing model, are reported last, so that an environment
     # can be looked at without a model.
-    check_start(wanted)
+    check_start(run_config)
     print(f"ready: `mage train` with these keys can start{play.to_correct}")
 
 
@@ -203,23 +207,23 @@ class _Play:
     say: Callable[[str], None]
     """Takes a line about a call that has not returned."""
     deadline_s: float
-    """Seconds after which a call of the class hangs."""
+    """Seconds after which a call of the class counts as hanging."""
     runner: "Runner"
-    """Waits for what is played."""
+    """Runs a coroutine to its end, as `asyncio.run` does."""
     ends_at: float
     """When all play ends, by the machine's monotonic clock."""
     faults: list[str] = field(default_factory=list)
     """Faults of the class, as sentences."""
-    passing: list[TrialFault] = field(default_factory=list)
-    """Faults that may be gone at another try, such as those of a network, in trials left out."""
+    transient: list[TrialFault] = field(default_factory=list)
+    """Faults of trials that were left out, after which a run plays a trial again."""
     to_correct: str = ""
-    """Words about mistakes that do not prevent a run; "" if there are none."""
+    """Words on what to correct although a run can start; "" for nothing."""
     seconds: float = 0.0
     """Seconds of a trial."""
     waited_s: float = 0.0
     """Seconds of a trial in which this process did not compute."""
     _num_in_a_row: int = 0
-    """Number of trials that failed by such a fault since the last whole one."""
+    """Number of trials that failed by transient faults since the last complete one."""
     _name: str = ""
     _environment: "ResetStep | None" = None
     _listener: "Listener | None" = None
@@ -251,24 +255,27 @@ class _Play:
                 return unless_a_call_hangs(function, self.deadline_s, self.say, self.runner)
         except (EnvironmentFault, ConfigError, _OutOfTime) as fault:
             print(f"{label}: {fault}")
-            if isinstance(fault, EnvironmentFault) and not self.may_pass(fault):
+            if isinstance(fault, EnvironmentFault) and not self.note_transient(fault):
                 self.faults.append(str(fault))
             return None
 
-    def may_pass(self, fault: TrialFault) -> bool:
-        """Note a fault of a network or a server, for which a run plays the trial again; return
-        whether it is one, and not the last of `MOST_IN_A_ROW`.
+    def note_transient(self, fault: TrialFault) -> bool:
+        """Return whether a fault is transient, such as one of a network or a server, and note it.
+
+        A run plays a trial again after such a fault. Not transient are mistakes in a class, calls
+        that hang, and the last of `MOST_IN_A_ROW` faults in a row.
         """
         is_mistake = isinstance(fault, InfrastructureFault) and fault.mistake
         if is_mistake or not isinstance(fault.__cause__, Exception):
             return False
-        self.passing.append(fault)
+        self.transient.append(fault)
         self._num_in_a_row += 1
         return self._num_in_a_row < MOST_IN_A_ROW
 
     def within_budget(self, items: Iterator[Any]) -> list[Any]:
         """Return what an iterator yields within `BUDGET_S`: at least `FEWEST` items, if it has so
-        many and time is left, and at most `NUM_TRIALS`. A fault of the class is noted and ends it.
+        many and time is left, and at most `NUM_TRIALS`. A fault after the first item ends it, and
+        is noted.
         """
         began, found = time.monotonic(), list[Any]()
         try:
@@ -281,7 +288,7 @@ class _Play:
         except (EnvironmentFault, _OutOfTime) as fault:
             if not found:
                 raise
-            if isinstance(fault, EnvironmentFault) and not self.may_pass(fault):
+            if isinstance(fault, EnvironmentFault) and not self.note_transient(fault):
                 self.faults.append(str(fault))
         return found
 
@@ -315,7 +322,7 @@ class _Play:
         return is_unbounded and self._listener is not None and not self._listener.num_ended
 
     def check_words(self) -> None:
-        """Note the fault of words that the trials had and the class does not declare."""
+        """Note a fault if words occurred in the trials that the class does not declare."""
         from mage_async.environments.rehearsal import check_vocabulary
 
         if self._listener is not None and self._environment is not None:
@@ -325,32 +332,31 @@ class _Play:
                 self.faults.append(str(fault))
 
 
-def _configs(asked: _Wanted) -> "tuple[Config, Config]":
-    """Return the configuration that was asked for, with which a run would start, and the one that
-    is rehearsed.
+def _configs(wanted: _Wanted) -> "tuple[Config, Config]":
+    """Return the configuration with which a run would start, and the one that is rehearsed.
 
     They differ if the tiny policy cannot play the environment, and no assignment names the policy:
-    a pretrained one is rehearsed.
+    then a pretrained policy is assumed for the rehearsal.
     """
     from mage_async.assembly import named_parts, tiny_fault
     from mage_async.config import config_file
     from mage_async.config.schema import Tiny
 
-    name = [] if asked.name is None else [f"environment.name={json.dumps(asked.name)}"]
-    file = None if asked.file is None else str(asked.file)
+    name = [] if wanted.name is None else [f"environment.name={json.dumps(wanted.name)}"]
+    file = None if wanted.file is None else str(wanted.file)
     load = partial(config_file.load, config_file.find(file))
-    config = load([*name, *asked.assignments])
+    config = load([*name, *wanted.assignments])
     if isinstance(config.policy, Tiny) and any(tiny_fault(part) for _, part in named_parts(config)):
         # The assignments come last, so that they override this one.
-        return config, load([*name, "policy.kind=pretrained", *asked.assignments])
+        return config, load([*name, "policy.kind=pretrained", *wanted.assignments])
     return config, config
 
 
-def _first_step(asked: _Wanted) -> str:
+def _first_step(wanted: _Wanted) -> str:
     """Return the command that trains the configuration for one step."""
-    name = [] if asked.name is None else [f"environment.name={asked.name}"]
-    keys = [*name, *asked.assignments, "learner.steps=1"]
-    config = [] if asked.file is None else ["--config", asked.file]
+    name = [] if wanted.name is None else [f"environment.name={wanted.name}"]
+    keys = [*name, *wanted.assignments, "learner.steps=1"]
+    config = [] if wanted.file is None else ["--config", wanted.file]
     return shlex.join(["mage", "train", *map(str, config), *(f"--set={key}" for key in keys)])
 
 
@@ -385,7 +391,7 @@ def _print_declared(environment: "Environment") -> None:
     if twice := [word for word, count in counts.items() if count > 1]:
         print(f"  {'':<14}words lists {', '.join(twice)} more than once, which has no effect")
     print("not declared:")
-    needless = SAY_WHAT_IS_LEGAL if declared & SAY_WHAT_IS_LEGAL else set()
+    needless = LEGAL_PARTS if declared & LEGAL_PARTS else set()
     for name, _, without in PARTS:
         if name in declared | needless | unused:
             continue
@@ -539,7 +545,7 @@ def _trials(
     from mage_async.trials.scripted_play import random_task
 
     def fail(fault: TrialFault) -> None:
-        if not play.may_pass(fault):
+        if not play.note_transient(fault):
             raise fault
 
     source = random.Random(config.seed)
@@ -580,7 +586,7 @@ def _print_what_is_odd(play: _Play, environment: "Environment", trials: list[Any
 
     earned, share = _earned(trials), earning_share(trials)
     if not any(earned):
-        print("  random play never earned anything: begin with easier tasks or part rewards")
+        print("  random play never earned anything: begin with easier tasks or partial rewards")
     elif share < RARE:
         print(f"  {share:.1%} of the episodes of random play earned anything: {RARE_CURES}")
     elif len(trials) >= FEWEST and len({*earned}) == 1:

@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, and return its exit status.
 
-    A `MageError`, or that of a path that may not be read, becomes one line on stderr. The status is
-    then 1 if work had begun, else 2. If the reader of stdout leaves early, as `head` does, the
+    A `MageError`, or a `PermissionError` of a path, becomes one line on stderr. The status is then
+    1 if work had begun, else 2. If the reader of stdout leaves early, as `head` does, the
     command ends without an error. Ctrl-C ends it with one line and status 130.
     """
     tree, arguments = command_tree(), _with_command(arguments)
@@ -85,7 +85,8 @@ def main(arguments: Sequence[str]) -> int:
 
         error = first_failure(group)
         status = EXIT_FAILED if isinstance(error, RunFailed) else EXIT_USAGE
-        # A path in a folder that cannot be entered: Python before 3.14 raises a `PermissionError`.
+        # Before Python 3.14, even `Path.exists` raises a `PermissionError` below a folder that this
+        # user may not enter.
         advice = "" if isinstance(error, MageError) else "; ask its owner, or take another path"
         print(f"{prefix}: {error}{advice}", file=sys.stderr)
     except* KeyboardInterrupt:

@@ -12,8 +12,8 @@ HELP = "Serve a run's policy over OpenAI's chat completions."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and the address."""
     parser.epilog = (
-        "A request has the whole conversation in `messages`, or only what is new and the name of "
-        "the conversation in the header X-Session-Id. Anybody who reaches the port may use it; "
+        "The `messages` of a request are the whole conversation, or only the new messages if the "
+        "header X-Session-Id names the conversation. Anybody who reaches the port may use it; "
         "there is no authentication. Ctrl-C ends it."
     )
     parser.add_argument("run_dir", type=Path)
@@ -52,9 +52,9 @@ async def _serve(given: argparse.Namespace) -> None:
         if conversations.needs_regex:
             most = policy.config.transcript.max_action_tokens
             print(
-                "legal actions change from turn to turn: send a turn's as `regex`, such as "
-                f'"look|go left"; an answer without it ends after {most} tokens '
-                "(transcript.max_action_tokens)",
+                "legal actions change from turn to turn: send those of each turn in the field "
+                f'`regex` of the request, such as "look|go left"; without it an answer ends after '
+                f"{most} tokens (transcript.max_action_tokens)",
                 file=sys.stderr,
                 flush=True,
             )

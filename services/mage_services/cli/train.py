@@ -18,7 +18,7 @@ HELP = "Train a language agent: actors play, a learner trains, and a report is w
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the configuration, the run directory and the number of processes."""
+    """Declare the options of the command."""
     parser.epilog = (
         "`mage config` explains the keys of a configuration. A run that was stopped goes on with "
         "`mage train --resume --run-dir DIR`."
