@@ -34,7 +34,7 @@ from mage_services.gateway.chat_completions import (
     MessageCall,
     read_request,
 )
-from mage_services.serving.chat_server import ChatServer, Conversations, said_in
+from mage_services.serving.chat_server import ChatServer, Conversations, conversation_texts
 from mage_services.serving.session import serve
 from tests.helpers.agent_site import scripted, small_chat
 from tests.helpers.recorded_runs import unpack
@@ -192,7 +192,7 @@ def test_the_policy_of_an_agent_program_answers_without_tags(form, answer, tmp_p
     chat = small_chat(tmp_path)
     engine = scripted(chat, answer)
     config = config_file.load(config_file.find(None), ["transcript.max_action_tokens=8"])
-    conversations = Conversations(config, chat, engine, is_whole=True)
+    conversations = Conversations(config, chat, engine, without_tags=True)
     reply = asyncio.run(conversations.answer(ChatRequest([Message("user", "a")], **form)))
     assert reply.text == answer
     allowed, node = engine.completions[-1][0].restriction, 0
@@ -212,7 +212,7 @@ def test_answers_of_tools_reach_a_policy_with_tools_as_its_template_writes_them(
     chat = load_chat(tmp_path).offering([TOOL])
     engine = scripted(chat, "twice")
     config = config_file.load(config_file.find(None), ["transcript.max_action_tokens=32"])
-    conversations = Conversations(config, chat, engine, is_whole=True)
+    conversations = Conversations(config, chat, engine, without_tags=True)
     messages = [Message("user", "Which?")]
 
     async def talk():
@@ -424,12 +424,12 @@ def test_a_temperature_that_is_no_finite_number_does_not_reach_the_engine(tmp_pa
 def test_messages_of_one_side_are_joined_and_the_system_speaks_first():
     messages = [Message("system", "s"), Message("user", "u"), Message("assistant", "a")]
     later = [Message("user", "v"), Message("user", "w")]
-    assert said_in([*messages, *later]) == ("s\n\nu", "a", "v\n\nw")
+    assert conversation_texts([*messages, *later]) == ("s\n\nu", "a", "v\n\nw")
     with pytest.raises(BadRequest, match="begin"):
-        said_in(messages[2:])
+        conversation_texts(messages[2:])
     parts = b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}'
     with pytest.raises(BadRequest, match="type 'text'"):
-        said_in(read_request(parts).messages)
+        conversation_texts(read_request(parts).messages)
 
 
 def test_results_of_parallel_calls_come_in_the_order_of_the_calls():
@@ -437,13 +437,13 @@ def test_results_of_parallel_calls_come_in_the_order_of_the_calls():
     begin = [Message("user", "u"), Message("assistant", "a", calls)]
     results = [Message("tool", f"r{n}", tool_call_id=f"call {n}") for n in (2, 0, 1)]
     ordered = ("r0", "r1", "r2")
-    assert said_in([*begin, *results], has_tools=True) == ("u", "a", ordered)
-    assert said_in([*begin, *results]) == ("u", "a", "\n\n".join(ordered))
+    assert conversation_texts([*begin, *results], has_tools=True) == ("u", "a", ordered)
+    assert conversation_texts([*begin, *results]) == ("u", "a", "\n\n".join(ordered))
     alone = [begin[0], Message("assistant", None, calls[:1]), results[1]]
     written = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    assert said_in(alone, has_tools=True) == ("u", written, ("r0",))
+    assert conversation_texts(alone, has_tools=True) == ("u", written, ("r0",))
     # In a session the calls are in an earlier request; the server has written them without ids.
-    assert said_in(results, has_tools=True) == (("r2", "r0", "r1"),)
+    assert conversation_texts(results, has_tools=True) == (("r2", "r0", "r1"),)
 
 
 def test_the_terminal_talks_with_the_policy(run_dir):

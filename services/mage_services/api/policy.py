@@ -69,19 +69,19 @@ class Policy:
         """
         chat = load_chat(self.path, thinking=self.config.transcript.thinking)
         environment = _environment_of(self.config)
-        actions, is_whole = None, False
+        actions, without_tags = None, False
         if environment is not None:
             chat = chat.offering(environment.tools)
-            is_whole = isinstance(environment, AgentTasks) or bool(environment.tools)
+            without_tags = isinstance(environment, AgentTasks) or bool(environment.tools)
         if isinstance(environment, ResetStep):
             actions = environment.actions_of_every_turn
         async with make_engine(self.config, self.path, name) as engine:
-            yield Conversations(self.config, chat, engine, most, actions, is_whole=is_whole)
+            yield Conversations(self.config, chat, engine, most, actions, without_tags=without_tags)
 
 
 def _environment_of(config: Config) -> Environment | None:
-    """Return the run's environment; None if it cannot be made any more, which a conversation does
-    not need.
+    """Return the run's environment; None if it cannot be made any more: a conversation does not
+    need it.
     """
     try:
         return environment_of(config)
@@ -107,7 +107,7 @@ class Chat:
 
         Args:
             words: The user's next message.
-            sampling: `temperature`, `top_p`, `max_tokens` or `seed`; one that is not given is as in
+            sampling: `temperature`, `top_p`, `max_tokens` or `seed`; the others have the values of
                 training.
 
         Raises:

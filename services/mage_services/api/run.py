@@ -126,7 +126,7 @@ class Run:
         from mage_services.api.evaluation import evaluate
 
         if environment is None and keys:
-            raise ConfigError("`keys` are of another environment: give its name too")
+            raise ConfigError("`keys` configure another environment: give `environment` too")
         name = environment if isinstance(environment, str | None) else address_of(environment)
         _, _, summary = evaluate(
             self._files,

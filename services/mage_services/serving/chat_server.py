@@ -76,8 +76,8 @@ class Conversations:
         actions: Legal actions of every turn, or a pattern of them: an answer whose request does not
             limit its tokens is one of them, as in training. None: any text is an answer, unless the
             request has a form for it.
-        is_whole: Whether an answer has no tags around its action: the policy was trained by an
-            agent program, or calls tools.
+        without_tags: Whether an answer has no tags around its action, because the policy was
+            trained by an agent program or calls tools.
 
     Raises:
         RunError: the policy has two roles, and a conversation could use only one of them.
@@ -91,18 +91,19 @@ class Conversations:
         most: int = 64,
         actions: tuple[str, ...] | str | None = None,
         *,
-        is_whole: bool = False,
+        without_tags: bool = False,
     ) -> None:
         if Methods(config).roles() is not None:
             raise RunError("the policy has two roles, of which a conversation has only one")
         self._chat, self._engine, self._most = chat, engine, most
         self._default_sampling = sampling_of(config, chat)
-        self._parser = ActionParser(config.transcript.forced_tags, has_tools=is_whole)
+        self._parser = ActionParser(config.transcript.forced_tags, has_tools=without_tags)
         # Where the policy writes the opening tag, trials are not restricted (`restriction_of`).
         is_restricted = config.sampling.restricted and bool(self._parser.prefill(Kind.ACT))
         self._actions = actions if is_restricted else None
         self.needs_regex = is_restricted and actions is None
-        """Whether a turn of training had legal actions that only a request can name here."""
+        """Whether the turns of training had legal actions that this server does not know, so that
+        a request has to send them."""
         self._kept: OrderedDict[str | Texts, _Context] = OrderedDict()
         """Contexts by the name of their session or, without a session, by their messages; the least
         recently used is first."""
@@ -124,7 +125,7 @@ class Conversations:
             ContextFull: the conversation has outgrown the engine's context.
             InfrastructureFault: the engine has lost the completion.
         """
-        texts = said_in(request.messages, has_tools=self._chat.has_tools)
+        texts = conversation_texts(request.messages, has_tools=self._chat.has_tools)
         if session and session in self._busy:
             raise SessionBusy(f"session {session!r:.60} still waits for an answer")
         # The context is removed until its completion has come. Another request with the same
@@ -226,12 +227,12 @@ class Conversations:
             if self._actions is None or request.limit() is not None:
                 return None
             return actions_restriction(self._actions, self._chat, self._parser)
-        asked = request.policy_call()
+        call = request.policy_call()
         try:
-            if self._parser.has_tools and (form := text_form(asked)) is not None:
+            if self._parser.has_tools and (form := text_form(call)) is not None:
                 return answer_restriction(form, self._chat, max_tokens)
-            if asked.pattern is not None:
-                return actions_restriction(asked.pattern, self._chat, self._parser)
+            if call.pattern is not None:
+                return actions_restriction(call.pattern, self._chat, self._parser)
         except EnvironmentFault as fault:
             raise BadRequest(f"the form of the answer: {fault}") from fault
         raise BadRequest(
@@ -274,7 +275,7 @@ class Conversations:
         return self._seeds.getrandbits(63) if request.seed is None else abs(request.seed) % 2**63
 
 
-def said_in(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
+def conversation_texts(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
     """Return the texts of a conversation's messages, alternately the user's and the policy's.
 
     Any role but "assistant" counts as the user. Consecutive messages of one side are joined, so the

@@ -35,8 +35,8 @@ class Session:
         self._environment, self._calls = environment, calls
         self._play: Play | None = None
         self._task: Task | None = None
-        # Whether the episode takes no step. Also true while a call is made, so that an episode
-        # whose call failed gets no further steps.
+        # Whether no step may be taken. Also true during a call, so that an episode whose call
+        # failed gets no further steps.
         self._is_done = True
         self.num_steps, self.score = 0, 0.0
         self.episode_id: str | None = None
@@ -144,7 +144,7 @@ def whole_number(data: Json, name: str) -> int:
     return value
 
 
-# The rest serves HTTP; `mage serve` uses it too, which has no environment.
+# The rest serves HTTP. It knows of no environment, and `mage serve` uses it for a policy.
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,8 @@ def refuse_other_sites(request: web.Request) -> None:
     Raises:
         web.HTTPForbidden: the request comes from another site.
     """
-    # "http://127.0.0.1:8000" without its scheme is the host that the request is addressed to.
+    # An Origin such as "http://127.0.0.1:8000", without "http://", is equal to `request.host` if
+    # the page is of this server.
     if request.headers.get("Origin", "").rpartition("//")[2] not in ("", request.host):
         raise web.HTTPForbidden(text="pages of other sites may not open a session here")
 
