@@ -210,6 +210,6 @@ def test_a_receipt_is_journalled_and_counted_once() -> None:
         records = site.journal.durable_records()
         assert [each for each in records if isinstance(each, LoadedWeights)] == [receipt]
         assert site.coordinator.take_load_records() == []
-        assert "read weights of version 1 twice" in site.coordinator.faults[-1]
+        assert "had to read the weights of version 1 again" in site.coordinator.faults[-1]
 
     run(main)

@@ -296,7 +296,7 @@ def test_a_method_that_cannot_be_made_is_named_before_a_run(
         ("Metric", r"batch_metrics: .*wrong_method.py, line \d+: AttributeError"),
         ("Term", r"loss: return a scalar, and .*; got tensors of 1 and 1 dimensions"),
         ("Raises", r"loss: .*wrong_method.py, line \d+: AttributeError"),
-        ("Taken", "metric 'loss' of a method is one of every run: give it another name"),
+        ("Taken", "metric 'loss' of a method has the name of a metric of every run: "),
     ],
 )
 def test_a_hook_that_raises_or_returns_something_else_is_named(

@@ -59,9 +59,9 @@ from mage_services.weights.weight_store import UNKNOWN_PEERS, WeightStore
 #     any, if unknown     WhoAreYou, so that the peer says Hello; a result is taken in all the same
 #
 # Durability. A grant is sent, and a trial is acknowledged, only after the journal has made its
-# record durable, and with it every earlier record. So whatever a peer has heard of survives a crash
-# of the learner. While the journal's disk is full, no result is taken in and no group is granted;
-# afterwards every actor is welcomed again and sends again what was not acknowledged.
+# record durable, and with it every earlier record. So a crash of the learner loses nothing that a
+# peer has heard of. While the journal's disk is full, no result is taken in and no group is
+# granted; afterwards every actor is welcomed again and sends again all unacknowledged results.
 
 # The silence below is that of a peer. `processes/supervised_process.py` has that of a process
 # (`supervision.silence_s`), `transport/sockets.py` that of a connection (`CONNECTION_SILENCE_MS`).
@@ -73,14 +73,16 @@ FIRST_HEARTBEAT_S = 60.0
 it is still starting."""
 LOST_INTERVALS = 30
 """An actor is forgotten after this many times the silence after which it counts as away: after 2
-minutes, by when the supervisor has ended a local actor, and before its first heartbeat after 30."""
+minutes, by when the supervisor has ended a local actor, or after 30 minutes if it has not sent a
+heartbeat yet."""
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
 """Seconds between two ticks above which this process itself counts as having been stopped."""
 MAX_DROPS_IN_A_ROW = 50
-"""Number of groups dropped in a row, without a complete one, that ends the run with the reason. A
-run that trains on nothing stops within minutes; one that loses a share of its groups goes on."""
+"""If so many groups are dropped in a row, without a complete one between them, the run ends with
+the reason of the last drop. So a run that trains on nothing stops within minutes, and a run that
+loses a share of its groups goes on."""
 
 
 def segment_header(
@@ -176,7 +178,7 @@ class Coordinator:
     _is_full: bool = field(default=False, init=False)
     """Whether the journal had no space when `_look_for_space` last asked it."""
     _opened_at: float = field(default=0.0, init=False)
-    """When this process announced its first weights, put off by the seconds of every stall that
+    """When this process announced its first weights, plus the seconds of every stall that
     `_forgive_stall` has noticed."""
     _ticked_at: float | None = field(default=None, init=False)
     """When `tick` was last called."""
@@ -384,8 +386,9 @@ class Coordinator:
         # Noted once: for the actor whose quota lifts the sum over the limit.
         if most is not None and total - hello.group_quota <= most < total:
             self.note(
-                f"the actors may play {total} groups at a time and are granted {most}, as "
-                "admission.max_groups_in_play and over_age_target say: the rest of them is idle"
+                f"the actors could play {total} groups at a time, and "
+                "admission.max_groups_in_play and over_age_target allow "
+                f"{most}: some actors will be idle"
             )
         self.greeted.set()
         if self.weights.is_open:
@@ -451,14 +454,14 @@ class Coordinator:
                 self.weights.leases.release(UNKNOWN_PEERS)
             for owner in self.ledger.playing_peers() - self.peers.keys():
                 self.note(
-                    f"{owner} played groups before the learner's start and is not here now: they "
-                    "are granted again"
+                    f"{owner} played groups before the learner's start and has not come back: its "
+                    "groups are granted again"
                 )
                 self.ledger.peer_gone(owner)
 
     def _forgive_stall(self, now: float) -> None:
-        """Blame no peer for silence while this process did not run, nor for lateness then or while
-        the journal is full.
+        """Do not count time in which this process did not run as silence of the peers. Postpone the
+        deadlines of groups by such time, and by time in which the journal is full.
         """
         gap = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
@@ -644,7 +647,8 @@ class Coordinator:
             self._loaded.append(record)
             if message.num_retries:
                 self.note(
-                    f"{peer}: read weights of version {message.version} twice, others at first"
+                    f"{peer}: had to read the weights of version {message.version} again, because "
+                    "the first weights had another fingerprint"
                 )
         known = self.peers.get(peer)
         if known is not None and known.is_actor:

@@ -90,7 +90,7 @@ async def main(startup: Startup, status: Status) -> None:
         is_resumed = startup.run.policy.exists()
         prepared = await _prepare(startup, status, trainer_thread, ledger, league, methods, gang)
         warm_start_s: float | None = time.monotonic() - began
-        if is_resumed:  # what was computed just now are the steps after the checkpoint
+        if is_resumed:  # the time above was spent on the steps after the checkpoint
             warm_start_s = read_document(startup.run.learner).get("warm_start_s")
         header = segment_header(ledger, config, league, methods, prepared.sources)
         journal = open_journal_file(startup, prepared, header)
@@ -175,7 +175,7 @@ async def _prepare(
     status.send("fact", text=prepared.training.trainer.describe())
     status.send("policy", origin=prepared.origin, prepared_s=time.monotonic() - began)
     if num_skipped:
-        text = "steps were skipped, whose gradients were not finite"
+        text = "steps were skipped, because their gradients were not finite"
         status.note(f"warm start: {num_skipped} {text}")
     if warm_start and is_new and (said := read_document(startup.run.warm_start)).get("fault"):
         status.note(f"the warm start has taught nothing: {said['fault']}. {said['cure']}")

@@ -63,7 +63,7 @@ class RankWorker:
     def execute(self, order: Order) -> None:
         """Execute one order, at the same time as rank 0 and all other ranks."""
         if isinstance(order, Begin):
-            self._training = self._begun(order)
+            self._training = self._begin(order)
             return
         assert self._training is not None, "the first order is to begin"
         trainer, files = self._training.trainer, self._training.sharded
@@ -91,7 +91,7 @@ class RankWorker:
                 with self._training.limited_memory(COPY):
                     files.save(order, lambda: None).add_done_callback(self._end_if_failed)
 
-    def _begun(self, order: Begin) -> Training:
+    def _begin(self, order: Begin) -> Training:
         """Load the policy; before the first time, join the other ranks."""
         config = config_file.from_tables(order.tables)
         if self._joined is None:

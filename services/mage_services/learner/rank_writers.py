@@ -47,9 +47,10 @@ class WriterThread:
     """Write this rank's part of a file in a thread, while the training goes on.
 
     Every rank has a thread for publications and one for checkpoints, so that neither waits for the
-    other, and creates the two in the same order as all ranks. Threads of the same kind work
-    together: they get the same pieces of work in the same order, and a piece is done when all ranks
-    have done their part.
+    other. All ranks must create their threads in the same order, because each creates a process
+    group. The publishing threads of all ranks work together, and so do the checkpoint threads: they
+    get the same pieces of work in the same order, and a piece is done when all ranks have done
+    their part.
     """
 
     def __init__(self, name: str) -> None:
@@ -76,7 +77,8 @@ class WriterThread:
                 with writing(what):
                     self._do_together(work)
                     return then()
-            except DiskFull as full:  # the other ranks would not repeat their parts
+            # The learner would repeat its own part after a DiskFull, but no other rank would.
+            except DiskFull as full:
                 raise RunError(str(full)) from full
 
         return self._thread.submit(write_together)
@@ -205,8 +207,8 @@ class ShardedFiles:
         fingerprint = fingerprint_of(trainer.version, places, None, scored)  # not written yet
         digests = {place.name: NO_DIGEST for place in places}
         # The tensors are written before their digests are known. A header of the final length says
-        # at which offset they begin. A scored version has a digest of each tensor, another version
-        # one of a sample of them all (`fingerprint_of`).
+        # at which offset they begin. The fingerprint of a scored version has a digest of each
+        # tensor, that of any other version a single digest of sampled bytes (`fingerprint_of`).
         draft = replace(fingerprint, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
         start = len(head_of(places, draft))
         part_of(file).unlink(missing_ok=True)
@@ -256,7 +258,7 @@ class ShardedFiles:
         """Write this rank's shards of weights and optimizer state into the ordered folder.
 
         Args:
-            then: Called once all ranks have written theirs; the result of the future is its result.
+            then: Called once all ranks have written their shards; the future gets its result.
         """
         folder, model = Path(order.folder), self._trainer.model
         # In host memory: on a GPU the copies would double the weights, masters and moments.

@@ -39,12 +39,17 @@ from mage_services.learner.trainer_thread import TrainerThread, Training
 from mage_services.processes.process import Startup, TimeAccounting, until_there_is_space
 
 NUM_SAMPLES = 10
-"""Number of steps of a run of which one trial is written as text."""
+"""Number of steps for which one trial of the batch is written as text."""
 
 
 def is_sampled(version: int, steps: int) -> bool:
-    """Return whether a trial of the step that made a version is written as text: of `NUM_SAMPLES`
-    steps at equal distances, the last of them the run's last; of all steps if they are fewer.
+    """Return whether a trial of the step that made a version is written as text.
+
+    That is so for `NUM_SAMPLES` steps at equal distances, up to the last step of the run, or for
+    all steps of a shorter run.
+
+    Args:
+        steps: number of steps of the run.
     """
     return NUM_SAMPLES * version // steps > NUM_SAMPLES * (version - 1) // steps
 
@@ -110,7 +115,8 @@ class RunLog:
         record = self._record(version, groups, metrics, waited_s, elapsed, now - self._began)
         disk = await self._thread.call(shutil.disk_usage, self._run.root)
         record |= {"disk_free_bytes": disk.free, **self._peer_metrics(groups, version)}
-        # Not those of a step that is trained again: a method that it had may be left out by now.
+        # `write_replayed` does not check names: a step of the journal may have metrics of a method
+        # that the resumed run leaves out.
         check_names(record, self._coordinator.methods.metric_names())
         await self._write(self._training.record, self._run.metrics, record)
         return record

@@ -117,8 +117,8 @@ class Training:
         training = Training(trainer, run, config, counters, joined)
         if checkpoint:
             training.check_whole(checkpoint)
-        # Rank 0 sends an order here too; the others have adopted the same configuration by then,
-        # and executing the order changes nothing.
+        # On rank 0 `adopt` also sends an order. The other ranks adopt this configuration here
+        # themselves, so executing the order changes nothing.
         training.adopt(config)
         return training
 
@@ -211,7 +211,8 @@ class Training:
         of_methods = Methods(self.trainer.config).batch_metrics(trials)
         if both := metrics.keys() & of_methods.keys():
             raise DeterministicFailure(
-                f"metric {min(both)!r} of a method is one of every run: give it another name"
+                f"metric {min(both)!r} of a method has the name of a metric of every run: give it "
+                "another name"
             )
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
@@ -349,8 +350,7 @@ class Training:
 def limited_memory(
     what: str, config: Config, run: RunDirectory, *, is_first: bool
 ) -> Iterator[None]:
-    """Turn an allocation that fails within the context into an error that names the keys which
-    help.
+    """Turn a failed allocation within the context into an error that names the keys to change.
 
     Args:
         what: Subject of the error's sentence, such as "step 3".
@@ -362,9 +362,10 @@ def limited_memory(
     """
     try:
         yield
-    # A loss of a user's own that does not fit is a `ConfigError` with the same words.
+    # A failed allocation in a user's own loss arrives as a `ConfigError` with torch's text.
     except (RuntimeError, MemoryError, ConfigError) as error:
-        # torch has a class of its own only for a GPU's memory, and not for all errors of that.
+        # torch raises an error class of its own only for some allocations on a GPU; otherwise only
+        # the text of the error tells.
         is_full = isinstance(error, MemoryError) or any(
             phrase in str(error) for phrase in ("out of memory", "can't allocate memory")
         )

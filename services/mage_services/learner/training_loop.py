@@ -172,8 +172,8 @@ class TrainingLoop:
         methods.learn(groups)
         return msgspec.structs.replace(commit, methods=methods.digests())
 
-    # Checkpoints. One process writes a checkpoint at once; several ranks write it while the next
-    # steps are trained.
+    # Checkpoints. With a single rank, the training waits while a checkpoint is written; several
+    # ranks write it while the next steps are trained.
 
     async def _checkpoint(self) -> None:
         """Begin a checkpoint. If cancelled, the checkpoint before it stays."""
@@ -218,7 +218,8 @@ class TrainingLoop:
         if self._config.admission.lag:
             return parity  # actors never have the last weights
         self._enter("log-prob check")
-        # Without such a group there is no comparison: those of the steps have to do.
+        # If no such group arrives in time, nothing is compared here; the metrics of the steps have
+        # comparisons too.
         with suppress(TimeoutError):
             async with asyncio.timeout(PARITY_PATIENCE_S):
                 while parity.get("equal_version_tokens", 0) == 0 and version > 0:
@@ -228,7 +229,7 @@ class TrainingLoop:
 
     async def _wait_for_peers(self, deadline: float) -> None:
         """Wait until every peer can be sent a Goodbye, at most until `deadline` on the loop."""
-        # The name in the files of a run for the wait until lost peers have come back.
+        # The files of a run count this wait as "peer gone", like a wait for peers that were lost.
         self._enter("peer gone")
         # Nothing depends on the Goodbye. The supervisor ends actors, and an evaluator that is still
         # starting on busy cores, or whose connection broke, finds the end in the run's files.
