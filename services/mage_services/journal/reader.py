@@ -40,7 +40,8 @@ class JournalOnDisk:
         """
         for file, segment in zip(self.files, self.segments, strict=True):
             if segment.number >= first:
-                # A torn file without a header is not in `files`: then none of them is the last.
+                # If not even the header of the torn file is whole, the file is not in `files`. Then
+                # none of `files` is the last segment.
                 is_last = file == self.files[-1] and self.torn in (None, file)
                 yield from _records(file, is_last=is_last)
 
@@ -70,8 +71,8 @@ def open_journal(folder: Path) -> JournalOnDisk:
     if follows is not None:
         raise RunError(
             f"{files[-1]} is damaged at byte {whole.good_bytes}, and whole records follow from "
-            f"byte {follows} on: what was acknowledged after the damage is needed; restore the "
-            f"file. To give up what follows, cut it: truncate --size={whole.good_bytes} {files[-1]}"
+            f"byte {follows} on: they may hold acknowledged trials and steps; restore the file. To "
+            f"give them up, cut the file: truncate --size={whole.good_bytes} {files[-1]}"
         )
     is_torn = whole.good_bytes < len(data) or not whole.bodies
     torn = files[-1] if is_torn else None
@@ -79,7 +80,7 @@ def open_journal(folder: Path) -> JournalOnDisk:
 
 
 def _segment(file: Path, body: memoryview, good_bytes: int) -> Segment:
-    """Return what the header of a segment says; `body` is the segment's first record."""
+    """Return the data of a segment's header; `body` is the segment's first record."""
     header = _decode(file, body)
     if not isinstance(header, SegmentHeader):
         raise RunError(f"{file} does not begin with a header: it is no journal of this build")
@@ -102,8 +103,8 @@ def _records(file: Path, *, is_last: bool) -> Iterator[Record]:
         yield _decode(file, body)
     if whole.good_bytes < len(data) and not is_last:
         raise RunError(
-            f"{file} is damaged at byte {whole.good_bytes}, and later segments follow: what was "
-            "acknowledged after it is needed; restore the file"
+            f"{file} is damaged at byte {whole.good_bytes}, and later segments follow: the run "
+            "needs the records after the damage; restore the file"
         )
 
 

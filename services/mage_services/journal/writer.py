@@ -64,8 +64,8 @@ def make_durable(journal: JournalOnDisk) -> int:
 
 @dataclass(slots=True)
 class _Item:
-    """Describe one item of work for the thread, which writes items in order; the files that waiting
-    items name in `deletes` are deleted first.
+    """Describe one item of work for the thread. The thread writes items in order; it deletes the
+    files in `deletes` of all waiting items before it writes.
     """
 
     pieces: Sequence[Frame] = ()
@@ -87,9 +87,9 @@ class JournalFile:
         folder: Folder of the journal's segments.
         segments: The segments on disk, oldest first; a new segment is begun after them.
         header: State of the run with which the new segment begins.
-        max_bytes: Size of the whole journal from which on no more trials are taken in.
-        segment_bytes: Size of a segment from which on `roll` begins a new one; None: 64 MiB, or an
-            eighth of a smaller `max_bytes`, because only whole segments are deleted.
+        max_bytes: If the whole journal has this size or more, no more trials are taken in.
+        segment_bytes: If a segment has this size or more, `roll` begins a new one; None: 64 MiB, or
+            an eighth of `max_bytes` if that is less, because only whole segments are deleted.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class JournalFile:
     def roll(self, header: Callable[[], SegmentHeader]) -> None:
         """Begin a new segment if the current one is long enough.
 
-        Call between two steps: a header can describe no batch that is in training.
+        Call it between two steps, because a header cannot describe a batch that is in training.
 
         Args:
             header: Returns the state of the run with which the new segment begins.
