@@ -465,7 +465,7 @@ def _popen_options(theirs: socket.socket, out: Any, variables: Mapping[str, str]
     own = {
         "PYTHONSAFEPATH": "1",  # no module of the current directory takes the place of another
         "PYTHONUNBUFFERED": "1",
-        # As logs are read; a user's class that prints half of a character must not fail.
+        # Logs are read as UTF-8. A class that prints half of a surrogate pair must not fail.
         "PYTHONIOENCODING": "utf-8:backslashreplace",
         **variables,
         CHANNEL_FD: str(theirs.fileno()),
@@ -510,7 +510,8 @@ def die_with_parent() -> None:
     """Ask the kernel to kill this process with its parent. It has no effect in a process that was
     started by hand, or on a system other than Linux.
     """
-    parent = os.environ.pop(PARENT, None)  # it does not hold for what this process starts
+    # Popped, because the processes that this one starts have another parent.
+    parent = os.environ.pop(PARENT, None)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -519,8 +520,8 @@ def die_with_parent() -> None:
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
-    """Return the command of a program that is not ours, which the kernel then kills with this
-    process, as `die_with_parent` asks for a program of ours (Linux).
+    """Return a command that runs a foreign program, and lets the kernel kill it with this process
+    (Linux). A program of this package calls `die_with_parent` instead.
     """
     if not sys.platform.startswith("linux"):
         return [*command]
@@ -575,13 +576,13 @@ def descendants(pid: int) -> Iterator[int]:
 @contextmanager
 def ending_descendants() -> Iterator[None]:
     """At the end of the block, or at SIGTERM, kill the processes that were started in it and still
-    run, and print which: they would hold this process's stdout, for whose end the reader of a pipe
-    waits.
+    run; at the end, print which. They would hold this process's stdout open, so that the reader of
+    a pipe would wait for them.
     """
     before = {*descendants(os.getpid())}
 
     def terminate(number: int, frame: object) -> None:
-        """Kill them all, and end this process as the signal would."""
+        """Kill the processes that were started, and end this process as the signal would."""
         for _ in range(NUM_KILLS):  # other threads may go on to start some
             if not (left := _left_since(before)):
                 break
@@ -589,7 +590,7 @@ def ending_descendants() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    # Other threads, as of a notebook, handle no signals.
+    # Only the main thread may handle signals; a notebook may call this in another one.
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGTERM, terminate) if is_main else None
     try:
@@ -620,8 +621,8 @@ def _kill(processes: Iterable[int]) -> None:
 
 
 def _left_since(before: Container[int]) -> dict[int, str]:
-    """Return the names of the descendants of this process that were not there before, by id,
-    without those that have ended, and those of Python, which end with this process.
+    """Return the names of the running descendants of this process that were not there before, by
+    id. Helper processes of `multiprocessing` are left out, because they end with this process.
     """
     found = dict[int, str]()
     for pid in descendants(os.getpid()):

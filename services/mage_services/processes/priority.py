@@ -13,7 +13,7 @@ from pathlib import Path
 # nothing.
 ACTOR, EVALUATOR, WATCHER = 10, 15, 15
 """Niceness of actors, of the evaluator, and of processes that only watch a run. Of two processes on
-one core, the one whose niceness is higher by 10 gets a tenth of it.
+one core, the one whose niceness is higher by 10 gets about a tenth of the core.
 """
 _NICENESS_AT_START = os.getpriority(os.PRIO_PROCESS, 0)
 _AUTOGROUP = Path("/proc/self/autogroup")
@@ -35,8 +35,8 @@ def lower_priority(niceness: int) -> None:
 def restore_priority() -> None:
     """Undo `lower_priority`, also for the processes that this one has started since.
 
-    Every process may reset the niceness of its session. Only a process with the privilege to lower
-    a niceness can reset that of its threads; without it they keep theirs.
+    Every process may reset the niceness of its session. The threads keep their niceness if the
+    process lacks the privilege to lower it.
     """
     _set_session_niceness(0)
     with suppress(PermissionError):

@@ -76,7 +76,7 @@ THREADS_END_S = 1.0
 NUM_WAITS = 10
 """Number of waits into which `in_time` divides the time of an item."""
 LOOK_S = 10.0
-"""Seconds between two looks whether a call that is made without an event loop hangs."""
+"""Seconds between two checks whether a call hangs that is made without an event loop."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -176,7 +176,8 @@ def read_startup(description: str, status: Status) -> Startup:
 
     The process exits if no supervisor sends one.
     """
-    # These import NumPy and take longer than all else that a process without a configuration needs.
+    # Imported here, because a process without a configuration does not need them, and they import
+    # NumPy, which takes long.
     from mage_async.config import config_file
     from mage_async.config.schema import digest
 
@@ -272,7 +273,8 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
         bugs = [each for each in failures if not isinstance(each, MageError)]
         if bugs:  # the traceback goes into the process's log
             traceback.print_exception(error)
-        # A bug beside an error that a person can mend is often its consequence.
+        # If there are bugs and errors that a person can mend, the bugs are often consequences, so
+        # the first of these errors is reported.
         first = next((each for each in failures if isinstance(each, MageError)), None)
         if first is None:
             _fail(status, EXIT_BUG, bugs[0])
@@ -286,13 +288,13 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
 
 
 def go_on_without_log(say: Callable[[str], None] = lambda text: None) -> None:
-    """From now on, lose what this process prints while its log cannot be written (a full disk).
+    """From now on, discard printed text that cannot be written to the log, as on a full disk.
 
-    Otherwise a line for people would raise in the code that prints it: in a user's class, whose
-    trials would be dropped then, or in an actor, which would end.
+    Otherwise `print` would raise: in a user's class, whose trials would then be dropped, or in an
+    actor, which would end.
 
     Args:
-        say: Called with a sentence about what is lost, once for each cause.
+        say: Called with a sentence about the failure, once for each cause.
     """
     on_failure = cache(lambda why: say(f"its log cannot be written: {why}. It goes on without it"))
     for name in ("stdout", "stderr"):
@@ -547,10 +549,10 @@ def unless_a_call_hangs(
     It runs in a daemon thread, which is abandoned if a call hangs, or `wait` is cancelled.
 
     Args:
-        deadline_s: Seconds after which a call hangs.
+        deadline_s: Seconds after which a call counts as hanging.
         say: Called with a line about a call that has not returned, every `LOOK_S` seconds; and,
             ever more rarely, about play that goes on.
-        wait: Waits for the function, and may cancel that.
+        wait: Runs a coroutine to its end, as `asyncio.run` does, and may cancel it.
 
     Raises:
         CallFault: a call took longer than the deadline.
@@ -588,7 +590,8 @@ async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[s
                 raise error
             returned: T = value
             return returned
-        # The calls of the last look are held until here, so no new call has the id of one.
+        # `calls` of the last look kept its objects alive until here, so no new call has an `id` of
+        # one of them.
         calls = {id(each): each for each in list(made_now.values()) if each not in hung}
         num_looks = Counter({key: num_looks[key] + 1 for key in calls})
         for key, call in calls.items():
@@ -604,6 +607,6 @@ async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[s
         played_s += look_s
         if played_s >= say_at_s and max(num_looks.values(), default=1) == 1:
             say_at_s = 2 * played_s
-            # A script is no call: it may compute for ever.
-            place = next((call.place for call in calls.values()), "no call is made, but a script's")
+            # A script may compute for ever without a call.
+            place = next((call.place for call in calls.values()), "a script chooses an action")
             say(f"play without a model has gone on for {played_s:.0f} s; now: {place}")

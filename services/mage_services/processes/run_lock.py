@@ -63,8 +63,9 @@ def is_held(file: Path) -> bool | None:
     place = _place(file)
     if any(_is_of(line.split(), place) for line in locks.read_text().splitlines()):
         return True
-    # The list has the locks of this process's PID namespace and of those below it alone. All others
-    # are below the initial one.
+    # The list has only the locks of this process's PID namespace and of the namespaces below it. A
+    # lock that is not in the list is not held if this process is in the initial namespace, above
+    # all others, or in the namespace that wrote the lock.
     seen = (INITIAL_NAMESPACE, file.read_text())
     return False if _pid_namespace() in seen else None
 

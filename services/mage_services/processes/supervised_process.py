@@ -1,9 +1,10 @@
 """Start and watch a process of a run, for the supervisor, to which it sends status events.
 
 A process that sends no event for too long, a *silent* process, is killed. A healthy one sends at
-least a heartbeat every second. Whether and when it is restarted is decided in `supervisor.py`. A
-process begins with a number of threads for torch in its environment (`OMP_NUM_THREADS`); the thread
-that trains and the one that samples set theirs (`learner.threads`, `engine.threads`).
+least a heartbeat every second. `supervisor.py` decides whether and when a process is restarted. The
+environment of a process sets the number of threads that torch uses at first (`OMP_NUM_THREADS`);
+the code that trains and the code that samples set their own numbers later (`learner.threads`,
+`engine.threads`).
 """
 
 import asyncio
@@ -199,9 +200,9 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                     self.kill()
                     return
                 # No note before the first event, because imports may take long, and none after a
-                # shorter wait than `NOTICE_S`, because the process is about to be killed. None
-                # either on a process that had no core for most of this time: it is only slow, and
-                # a note would frighten a user whose machine is busy.
+                # shorter wait than `NOTICE_S`, because the process is about to be killed. Also no
+                # note if the process had no core for most of this time: it is only slow, and a note
+                # would alarm a user whose machine is busy.
                 is_noted = timeout_s == NOTICE_S and silent_s >= NOTICE_S / 2
                 if is_noted and has_spoken and num_notes < 2:
                     text = self._silence_note(silence_s) if num_notes == 0 else self._place_note()
@@ -215,7 +216,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             if event["event"] == "failed":
                 self.failure = event["reason"]
             yield event | {"at": loop.time()}
-        # The channel is closed. A process that lives on without one has lost it.
+        # The channel is closed. If the process has not ended, it has lost its channel.
         if not (await asyncio.wait([self._ending], timeout=silence_s))[0]:
             self.failure = self.failure or CHANNEL_CLOSED
             self.was_silent = True
@@ -250,7 +251,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             return ""
         place = place_in_foreign_code(self.spec.log)
         cure = "" if self.spec.name == "learner" else OWN_PROCESS
-        return place and f"still silent: it is at {place}, and nothing else of it runs{cure}"
+        return place and f"still silent: it is at {place}, and does nothing else{cure}"
 
     def starved_s(self) -> float:
         """Return the seconds in which the main thread of the process was ready to run and had no
@@ -273,7 +274,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             how = "cannot go on"
         elif self.was_silent:
             how = "said nothing for too long and was killed"
-        # A kill from outside prints no stacks: those of the log are older.
+        # A process that was killed from outside printed no stacks; those in the log are older.
         has_stacks = self.was_silent or (code < 0 and code != -signal.SIGKILL)
         place = place_in_foreign_code(self.spec.log) if has_stacks else ""
         reason = self.failure or (f"it was at {place}" if place else self.last_line())

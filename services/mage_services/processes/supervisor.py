@@ -48,8 +48,8 @@ from mage_services.terminal.view import View
 LEAVE_S = 3.0
 """Seconds that actors have to end by themselves after the learner."""
 TICK_S = 1.0
-"""Seconds between two calls that pass the time to the view, for what it shows while no process
-sends events.
+"""Seconds between two "beat" events to the view, which lets it show the time that passes while no
+process sends events.
 """
 GRACE_S = 3.0
 """Seconds from SIGTERM to SIGKILL when a run is ended early."""
@@ -85,9 +85,9 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": 
 """Thresholds of glibc's allocator, in bytes, for a learner that trains a pretrained model."""
 # glibc raises its own thresholds as memory is freed. Activations, whose sizes change with every
 # micro-batch, then fragment a heap that never shrinks (17 GB, of which 6 are in use). With the
-# first threshold each large activation is mapped apart and given back. The second keeps up to 1 GB
-# of smaller ones, because fetching fresh pages for them took a quarter of a step
-# (`bench/models/step_memory.py`).
+# first threshold each large activation gets a memory mapping of its own, which is returned to the
+# system when it is freed. The second threshold keeps up to 1 GB of smaller ones, because fetching
+# fresh pages for them took a quarter of a step (`bench/models/step_memory.py`).
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,8 +456,8 @@ class RecordedView:
             self._waiting += [whose | {"event": "note", "text": fault} for fault in faults]
         if self._waiting:
             self._try(self._write_events, self._run.events)
-        # The summary of a run that is stopped has the counts after its last step.
-        # The clock of the machine may be set back.
+        # A step is written at once, so that the summary of a stopped run has the counts after its
+        # last step. `abs`, because the clock of the machine may be set back.
         is_due = event["event"] == "step" or abs(whose["at"] - self._times_at) >= TIMES_S
         if "blocked_s" in event and is_due:
             self._times_at = whose["at"]
@@ -477,7 +477,7 @@ class RecordedView:
             self.line(f"{file} is written again")
 
     def _write_events(self) -> None:
-        """Append to `events.jsonl` what waits."""
+        """Append the waiting lines to `events.jsonl`."""
         while self._waiting:  # one after the other, so that a retry writes none twice
             append_lines(self._run.events, [self._waiting[0]])
             self._waiting.popleft()
