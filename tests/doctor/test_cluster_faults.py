@@ -68,7 +68,7 @@ def test_a_fault_of_ray_without_text_is_named_by_its_class(monkeypatch: pytest.M
 
     monkeypatch.setattr(ray, "init", fail)
     refused = pytest.raises(
-        ConfigError, match=r"node of \(AssertionError\): run `ray start --head`"
+        ConfigError, match=r"one of its nodes \(AssertionError\): run `ray start --head`"
     )
     with refused, joined("auto"):
         pass

@@ -54,7 +54,7 @@ def joined(address: str) -> Iterator[None]:
 
     try:
         if address != "auto":
-            # Ray repeats a connection that is refused for more than ten minutes.
+            # Ray itself would retry a refused connection for more than ten minutes.
             host, _, port = address.rpartition(":")
             with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
                 pass
@@ -62,8 +62,8 @@ def joined(address: str) -> Iterator[None]:
     # Ray checks a part of the connection by `assert`.
     except (OSError, ValueError, RuntimeError, AssertionError) as fault:
         raise ConfigError(
-            f"--cluster {address}: no Ray cluster answers there that this machine is a node of "
-            f"({first_line(fault)}): run `ray start --head` here, or `ray start "
+            f"--cluster {address}: no Ray cluster answers there, or this machine is not one of its "
+            f"nodes ({first_line(fault)}): run `ray start --head` here, or `ray start "
             "--address HOST:6379` with the address of the head node"
         ) from fault
     try:

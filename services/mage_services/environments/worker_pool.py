@@ -199,8 +199,8 @@ class _Slot:
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def running(self, where: str) -> WorkerProcess:
-        """Return the process once it is ready, started if none runs. A cancelled call leaves a
-        process that still starts to the next call.
+        """Return the process once it is ready; start one if none runs. If the call is cancelled, a
+        process that is still starting serves the next call.
 
         Args:
             where: place of the first call of an episode, with which an error message begins.
@@ -281,7 +281,8 @@ class WorkerPool:
         try:
             return await self._perform(episode, user_object, request)
         finally:
-            # Only now: a slot whose process blocks in a `close` is not the one to choose next.
+            # Counted until `close` has returned, so that no new episode goes to a process in which
+            # `close` blocks.
             if request.method == "close":
                 episode.slot.num_episodes -= 1
 
@@ -421,7 +422,8 @@ async def _main() -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    # This process cannot send notes; those that write the run's files note that the disk is full.
+    # This process cannot send a note about a full disk. The processes that write the run's files
+    # do it.
     go_on_without_log()
     try:
         asyncio.run(_main())

@@ -85,8 +85,8 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, address)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # Else zmq never reads the renewed connection of a peer whose earlier one seems to live,
-        # as after a reset of the peer's side alone.
+        # Without it zmq ignores a peer's new connection as long as the old one seems alive, for
+        # example after a reset of the peer's side alone.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._gate: Gate | None = None
         if keys is not None:
@@ -122,7 +122,8 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
             peer = identity.bytes.decode("latin-1")  # any bytes, one character each
             message, answer = self.access.receive(peer, [content_of(part) for part in parts])
             if answer is not None:
-                # The peer may have ended before the answer; nothing of it was delivered.
+                # The peer may have ended already; none of its messages was delivered, so the caller
+                # need not know.
                 with suppress(PeerGone):
                     self.send(peer, answer)
             if message is not None:
@@ -190,9 +191,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         check_address(address, has_keys=keys is not None)
         self._hello = hello
         self._owes_hello = True
-        """Whether a Hello must be sent. It is an attribute because zmq may have no connection to
-        send it to yet.
-        """
+        """Whether a Hello must be sent. It has to wait while zmq has no connection."""
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.DEALER, address)
         identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]  # zmq's largest length

@@ -141,20 +141,20 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
 
 
 def _check_code(config: "Config") -> None:
-    """Refuse to load classes of a user's own: looking at a run must not execute its code."""
+    """Refuse to load a user's own classes: a page of a run must not execute their code."""
     from mage_async.environments.catalogue import names
     from mage_async.methods.catalogue import METHODS
     from mage_async.methods.method import Methods
 
     for name in config.methods:
         if name not in METHODS:
-            raise RunError(f"the method {name} may change them, and it is not ours")
+            raise RunError(f"the method {name} may change them, and its code is not run here")
     name = config.environment.name
     if name not in names() and any(each.rewards_need_environment for each in Methods(config)):
-        raise RunError(f"a method needs the environment {name} to pay turns, and it is not ours")
+        raise RunError(f"a method needs the environment {name}, whose code is not run here")
     for component in (config.credit, config.advantage):
         if ":" in component.kind:
-            raise RunError(f"they need the class {component.kind}, and it is not ours")
+            raise RunError(f"they need the class {component.kind}, whose code is not run here")
 
 
 if __name__ == "__main__":

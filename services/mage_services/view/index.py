@@ -1,4 +1,4 @@
-"""Index a run in an SQLite file: the place of each trial in the journal, and what lists show of it.
+"""Index a run in an SQLite file: the place of each trial in the journal, and the values for lists.
 
 The index can always be rebuilt. It lies in the run's folder or, if that is read-only, in the user's
 cache. One process writes it (`indexer.py`); any number may read at the same time.
@@ -75,7 +75,7 @@ def connect(run: RunDirectory) -> sqlite3.Connection:
     file = index_file(run)
     try:
         connection = sqlite3.connect(file, timeout=10.0)
-        connection.execute("PRAGMA synchronous = off")  # what a crash destroys is rebuilt
+        connection.execute("PRAGMA synchronous = off")  # an index that a crash damages is rebuilt
         if _format(connection) != FORMAT:
             _rebuild(file, connection)
     except sqlite3.Error as error:
@@ -238,7 +238,7 @@ class RunReader:
         """Return the configuration that a step was computed with, as TOML.
 
         Raises:
-            RunError: the index has not read so far.
+            RunError: the index has not read that far yet.
         """
         # Step n is trained from version n - 1, so the last segment of the journal that begins below
         # version n has its configuration.
@@ -313,8 +313,8 @@ class RunReader:
             record = decode_record(body)
         except FileNotFoundError:
             raise RunError(
-                f"{file} was deleted, and the trial with it; `journal.max_bytes` says how much a "
-                "run keeps"
+                f"{file} was deleted, and the trial with it; `journal.max_bytes` limits the "
+                "journal of a run"
             ) from None
         except WireError as fault:
             raise RunError(f"{file} is damaged at byte {found['place']}: {fault}") from fault

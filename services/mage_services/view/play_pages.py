@@ -38,8 +38,8 @@ MODULE = "mage_services.view.play_pages"
 MAX_BUTTONS = 24
 """Number of legal actions up to which each has a button; with more of them, the person types."""
 MAX_GAMES = 3
-"""Number of trials that are played at a time, since each has an engine; a further one ends the
-oldest.
+"""Largest number of trials that are played at a time, because each has an engine. If another one
+begins, the oldest is ended.
 """
 MAX_CHARACTERS = 2000
 """Number of characters to which an action is cut."""
@@ -152,8 +152,8 @@ class Game:
 
 @dataclass(slots=True)
 class PlayPages:
-    """Hold the trials that one server lets play, called games, and handle the requests of their
-    pages.
+    """Start and hold the games of one server, trials that are played on its pages, and handle the
+    requests of these pages.
     """
 
     base: str
@@ -241,7 +241,7 @@ class PlayPages:
         """Return the run's name, the game's number and the game in an address."""
         name, number = self._run_name(request), int(request.match_info["number"])
         if number not in self._games or self._games[number].run != name:
-            raise RunError(f"trial {number} is over and forgotten: begin another one")
+            raise RunError(f"there is no trial {number} any more: begin another one")
         return name, number, self._games[number]
 
     def _frame(self, name: str, title: str, above: Sequence[tuple[str, str]] = ()) -> Frame:
