@@ -328,7 +328,8 @@ class ChatEndpoint:
     async def _wait_for_rate(self) -> None:
         """Wait until the endpoint's pause is over and its rate allows another call."""
         # While a call sleeps, the endpoint may ask for a pause, or another call may take the turn.
-        # That is a deadline which may move, and no poll, so an event would not shorten the wait.
+        # So the deadline may move, and is looked at again after each sleep. An event would not
+        # shorten the wait.
         while (due := max(self._next_at, self._resumes_at)) > (now := time.monotonic()):  # noqa: ASYNC110
             await asyncio.sleep(due - now)
         self._next_at = now + 60.0 / self._endpoint.requests_per_minute
@@ -339,7 +340,7 @@ class ChatEndpoint:
         Raises:
             _Again: it failed in a way that a repetition may cure.
             ContextFull: the prompt is too long.
-            ConfigError: the address of the endpoint is none.
+            ConfigError: the URL of the endpoint is not an address.
             RunError: it failed in another way.
         """
         limit, sent_at = self._endpoint.timeout_s, time.monotonic()
@@ -415,8 +416,8 @@ class ChatEndpoint:
         is_spent = status == 429 and SPENT_QUOTA in kinds
         if (status in (408, 409, 425, 429) and not is_spent) or status >= 500:
             pause_s = _retry_after(response.headers.get("Retry-After"))
-            # The refusal of a call that was sent before the last refusal came is the same burst: it
-            # does not show that the pause was too short, so it does not lengthen the pause.
+            # A call that was sent before the last refusal came belongs to the same burst: its
+            # refusal does not show that the pause was too short, so it does not lengthen the pause.
             if status == 429 and sent_at >= self._limited_at:
                 self._num_limited += 1
                 self._limited_at = time.monotonic()

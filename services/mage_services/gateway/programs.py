@@ -69,13 +69,13 @@ def load(
 
     Args:
         name: `module:function`, "command" or "url".
-        turns: most calls of the policy in an episode.
+        turns: largest number of calls of the policy in an episode.
         size: number of tasks, the last quarter of them held out; None: those of the module, by
             `members(split)`.
         command: a command line with `{task}`, and perhaps `{episode}` and `{seed}`, whose last line
             of output is the reward.
-        url: of a server on this machine. Each POST with the fields `PARAMETERS` plays an episode;
-            the answer is JSON, `{"reward": 1.0}`.
+        url: address of a server on this machine. Each POST with the fields `PARAMETERS` plays an
+            episode; the answer is JSON, `{"reward": 1.0}`.
 
     Raises:
         ConfigError: there is no such function or command, or an option is out of its range.

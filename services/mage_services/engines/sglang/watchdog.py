@@ -4,8 +4,8 @@ task     waits for                     then
 run      the process's next message    passes it on; after the process's end, starts another
 watch    the clock                     kills a process that has not answered in time
 
-It has `START_S` for a start, `engine.turn_deadline_s` to load weights, and `supervision.silence_s`
-to answer the abort of a turn.
+A process has `START_S` to start, `engine.turn_deadline_s` to load weights, and
+`supervision.silence_s` to answer the abort of a turn.
 """
 
 import asyncio
