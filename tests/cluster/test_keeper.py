@@ -122,7 +122,7 @@ def test_elsewhere_files_are_brought_into_a_folder_that_ends_with_the_process(ro
 def test_weights_that_are_gone_end_the_process_with_a_sentence(root: Path) -> None:
     _, end = live(root, Here(), str(root / "weights" / "v000009.safetensors"))
     assert end.code != 0
-    assert "v000009.safetensors cannot be brought to this machine: No such file" in end.epitaph
+    assert "v000009.safetensors cannot be brought to this machine: No such file" in end.failure_line
 
 
 def test_weights_that_a_full_disk_does_not_take_end_the_process_with_a_sentence(
@@ -143,7 +143,7 @@ def test_weights_that_a_full_disk_does_not_take_end_the_process_with_a_sentence(
     assert (
         "v000001.safetensors cannot be brought to this machine: it cannot be written there: No "
         "space left on device"
-    ) in end.epitaph
+    ) in end.failure_line
 
 
 def test_an_error_of_rays_ends_the_process_that_waits_for_a_file(root: Path) -> None:
@@ -182,8 +182,10 @@ def test_a_process_whose_keys_cannot_be_brought_fails_with_the_reason(root: Path
     [last], code = asyncio.run(whole())
     assert last["event"] == ENDED
     assert last["end"].code == code == EXIT_FAILED
-    assert last["end"].epitaph.startswith("actor-0 could not be started: ")
-    assert last["end"].epitaph.endswith("cannot be brought to this node: No such file or directory")
+    assert last["end"].failure_line.startswith("actor-0 could not be started: ")
+    assert last["end"].failure_line.endswith(
+        "cannot be brought to this node: No such file or directory"
+    )
 
 
 def test_the_learners_secret_key_stays_on_its_node(root: Path) -> None:

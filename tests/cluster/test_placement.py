@@ -114,4 +114,4 @@ def test_an_error_of_rays_counts_as_a_lost_process_and_ends_its_keeper(
 
     assert asyncio.run(whole()) == LOST_NODE_CODE
     assert killed == [keeper]
-    assert "object store is full" in child.epitaph(LOST_NODE_CODE)
+    assert "object store is full" in child.failure_line(LOST_NODE_CODE)

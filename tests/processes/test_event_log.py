@@ -75,7 +75,7 @@ def test_a_process_of_an_earlier_start_of_the_run_has_ended(tmp_path):
     assert run_history(read_lines(run.events)).processes["actor-1"].state == "ready"
 
 
-def test_lives_restarts_and_epitaphs_can_be_told_from_the_file(tmp_path):
+def test_lives_restarts_and_failure_lines_can_be_told_from_the_file(tmp_path):
     run, _ = recorded(tmp_path, *EVENTS)
     lives = run_history(read_lines(run.events))
     said = {life.name: (life.state, life.num_starts) for life in lives.processes.values()}

@@ -126,50 +126,50 @@ def test_each_status_line_says_when_it_came(run: Run) -> None:
     run(main)
 
 
-def test_the_epitaph_is_one_line_with_the_reason(run: Run) -> None:
+def test_the_failure_line_is_one_line_with_the_reason(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("raise RunError('the disk is full')", "learner")
         _, code = await life(child)
         assert code == EXIT_FAILED
-        assert child.epitaph(code) == "learner ended with exit code 2: the disk is full"
+        assert child.failure_line(code) == "learner ended with exit code 2: the disk is full"
 
     run(main)
 
 
-def test_the_epitaph_of_one_that_gave_no_reason_is_its_logs_last_line(run: Run) -> None:
+def test_the_failure_line_of_one_that_gave_no_reason_is_its_logs_last_line(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start_raw("print('first')\nraise SystemExit('no such module')\n")
         _, code = await life(child)
-        assert child.epitaph(code) == "actor-0 ended with exit code 1: no such module"
+        assert child.failure_line(code) == "actor-0 ended with exit code 1: no such module"
 
     run(main)
 
 
-def test_the_epitaph_of_one_that_said_nothing_points_to_its_log(run: Run) -> None:
+def test_the_failure_line_of_one_that_said_nothing_points_to_its_log(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start_raw("import os; os._exit(7)")
         _, code = await life(child)
-        assert child.epitaph(code) == f"actor-0 ended with exit code 7; see {child.spec.log}"
+        assert child.failure_line(code) == f"actor-0 ended with exit code 7; see {child.spec.log}"
 
     run(main)
 
 
-def test_a_killed_childs_epitaph_names_the_signal(run: Run) -> None:
+def test_a_killed_childs_failure_line_names_the_signal(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("os.kill(os.getpid(), signal.SIGKILL)")
         _, code = await life(child)
-        assert child.epitaph(code).startswith("actor-0 was killed by SIGKILL")
+        assert child.failure_line(code).startswith("actor-0 was killed by SIGKILL")
 
     run(main)
 
 
-def test_the_epitaph_of_a_crash_names_the_place_in_foreign_code(run: Run) -> None:
+def test_the_failure_line_of_a_crash_names_the_place_in_foreign_code(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("import ctypes\nctypes.string_at(0)")
         _, code = await life(child)
-        epitaph = child.epitaph(code)
-        assert epitaph.startswith("actor-0 was killed by SIGSEGV: it was at ")
-        assert epitaph.endswith("child_0.py, line 9, in main")
+        failure_line = child.failure_line(code)
+        assert failure_line.startswith("actor-0 was killed by SIGSEGV: it was at ")
+        assert failure_line.endswith("child_0.py, line 9, in main")
 
     run(main)
 
@@ -179,7 +179,7 @@ def test_a_child_that_closes_its_channel_is_killed_and_says_so(run: Run) -> None
         # The channel keeps the number that it has here, where many descriptors may be open.
         child = await site.start("os.closerange(3, 65536)\nwhile True: time.sleep(1)")
         _, code = await life(child, silence_s=0.2)
-        assert "may close descriptors that it did not open" in child.epitaph(code)
+        assert "may close descriptors that it did not open" in child.failure_line(code)
 
     run(main)
 
@@ -194,14 +194,16 @@ def test_what_a_killed_child_left_of_a_message_is_not_an_event(run: Run) -> None
     run(main)
 
 
-def test_a_silent_child_is_killed_and_says_so_in_its_epitaph(run: Run) -> None:
+def test_a_silent_child_is_killed_and_says_so_in_its_failure_line(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("time.sleep(3600)")  # blocks its loop, and so its heartbeat
         events, code = await life(child, silence_s=0.2)
         assert [event["event"] for event in events] == ["ready"]
-        epitaph = child.epitaph(code)
-        assert epitaph.startswith("actor-0 said nothing for too long and was killed: it was at ")
-        assert epitaph.endswith("child_0.py, line 8, in main")
+        failure_line = child.failure_line(code)
+        assert failure_line.startswith(
+            "actor-0 said nothing for too long and was killed: it was at "
+        )
+        assert failure_line.endswith("child_0.py, line 8, in main")
 
     run(main)
 
@@ -260,7 +262,7 @@ def test_a_silent_child_whose_log_was_deleted_is_noted_and_killed(
         child.spec.log.unlink()
         events, code = await life(child, silence_s=1.0)
         assert events[1]["text"].startswith("silent for 0.2 s; ")
-        assert child.epitaph(code) == (
+        assert child.failure_line(code) == (
             f"actor-0 said nothing for too long and was killed; see {child.spec.log}"
         )
 

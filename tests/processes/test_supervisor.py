@@ -101,7 +101,7 @@ def test_an_actor_that_somebody_terminates_is_started_again(
 
 
 @pytest.mark.parametrize("failure", ["fails", "progresses"])
-def test_a_process_that_fails_more_often_than_its_budget_ends_the_run_with_its_epitaph(
+def test_a_process_that_fails_more_often_than_its_budget_ends_the_run_with_its_failure_line(
     site: Site, failure: str
 ) -> None:
     site.plan("learner", "lives")
@@ -168,8 +168,8 @@ def test_a_killed_learner_is_started_again_and_its_peers_live_on(site: Site) -> 
     site.view.on_event = kill_when_all_live
     site.supervise()
     assert len(site.lives("learner")) == 2
-    epitaph, *later = site.view.restarts()
-    assert epitaph.startswith("learner was killed by SIGKILL")
+    failure_line, *later = site.view.restarts()
+    assert failure_line.startswith("learner was killed by SIGKILL")
     assert all("SIGKILL" not in restart for restart in later)
 
 

@@ -39,7 +39,7 @@ class End:
     """Describe how a process ended."""
 
     code: int
-    epitaph: str
+    failure_line: str
     was_silent: bool
     printed: str
     """The end of its log, if the log is not in the run's directory."""
@@ -101,7 +101,7 @@ class Keeper:
                 if child.is_running:
                     child.kill()
             printed = end_of_log(spec.log) if self._source is not None else ""
-            end = End(code, child.epitaph(code), child.was_silent, printed)
+            end = End(code, child.failure_line(code), child.was_silent, printed)
         yield {"event": ENDED, "end": end}
 
     async def signal(self, number: int) -> None:

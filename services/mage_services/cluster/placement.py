@@ -99,10 +99,10 @@ class KeptChild:
         """Send the process SIGKILL."""
         self._keeper.signal.remote(signal.SIGKILL)
 
-    def epitaph(self, code: int) -> str:
+    def failure_line(self, code: int) -> str:
         """Return one line: which process failed and why."""
         if self._end is not None:
-            return f"{self._end.epitaph} (on {self.node})"
+            return f"{self._end.failure_line} (on {self.node})"
         return f"{self.spec.name} was lost on {self.node}: {self._loss}"
 
 

@@ -98,7 +98,7 @@ class RunningProcess(Protocol):
 
     def kill(self) -> None: ...
 
-    def epitaph(self, code: int) -> str: ...
+    def failure_line(self, code: int) -> str: ...
 
 
 def visible_devices(devices: Sequence[int]) -> str:
@@ -234,8 +234,9 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
 
     def _silence_note(self, silence_s: float) -> str:
         """Return the first note on a silent process, and let the process print its stacks."""
-        # The stacks are printed long before the kill, whose epitaph names the place too: on a busy
-        # machine minutes may pass until then, because waiting for a core is not silence.
+        # The stacks are printed long before the kill, after which `failure_line` names the place
+        # too: on a busy machine minutes may pass until then, because waiting for a core is not
+        # silence.
         self._log_bytes = log_bytes(self.spec.log)
         self._show_stacks()
         return (
@@ -263,7 +264,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             return 0.0
         return int(running_and_waiting.split()[1]) / 1e9  # in nanoseconds
 
-    def epitaph(self, code: int) -> str:
+    def failure_line(self, code: int) -> str:
         """Return one line that says which process failed, and why.
 
         Args:

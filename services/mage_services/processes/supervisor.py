@@ -94,7 +94,7 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": 
 class _Failure:
     """Say how a process ended without having finished its work, or why it could not be started."""
 
-    epitaph: str
+    failure_line: str
     """One line that names the process."""
     code: int = EXIT_FAILED
     """Exit code, negative for a signal."""
@@ -194,9 +194,9 @@ class Supervisor:
             if failure is None or self._is_not_needed(spec):
                 return
             self._check_folder()
-            epitaph = failure.epitaph + _advice(spec, failure)
+            line = failure.failure_line + _advice(spec, failure)
             if failure.code == EXIT_DETERMINISTIC:  # it would fail again in the same way
-                raise DeterministicFailure(epitaph)
+                raise DeterministicFailure(line)
             # A kill from outside, such as when a machine is taken away, is not a failure of the
             # process. But if no process of the run made progress since the start, the kernel may
             # have killed it for its memory, and would do so again: then it counts as a failure.
@@ -211,12 +211,12 @@ class Supervisor:
             most = self.config.supervision.max_restarts
             if count > most:
                 raise RunError(
-                    f"{epitaph.rstrip('.')}. It failed {count} times in a row (between two "
+                    f"{line.rstrip('.')}. It failed {count} times in a row (between two "
                     f"failures it ran for less than {HEALTHY_S:g} s or made no progress), and "
                     f"supervision.max_restarts = {most}. Mend the cause, then go on with "
                     f"`{self.run.resume_command}`"
                 )
-            text = f"{epitaph.rstrip('.')}. It is started again"
+            text = f"{line.rstrip('.')}. It is started again"
             self._show("supervisor", {"event": "restarting", "text": text})
             # A single kill from outside needs no back-off, because its cause is over. The cause of
             # several kills, or of a failure, may last.
@@ -287,7 +287,9 @@ class Supervisor:
         self._children.discard(child)
         # The event decides, not the exit code: on a busy machine a process that has done its work
         # may take so long to exit that it is killed.
-        failure = None if has_finished else _Failure(child.epitaph(code), code, child.was_silent)
+        failure = (
+            None if has_finished else _Failure(child.failure_line(code), code, child.was_silent)
+        )
         return failure, made_progress
 
     async def _back_off(self, count: int) -> None:
