@@ -1,6 +1,7 @@
 """The protocol between a process and its children: frames, their bounds, and how children end."""
 
 import asyncio
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,6 +102,14 @@ began.wait()
     end = time.monotonic() + PATIENCE_S
     while members(message["began"]):
         assert time.monotonic() < end
+
+
+def test_a_process_without_a_command_line_is_ended_too(capsys: pytest.CaptureFixture[str]) -> None:
+    # A process that has just been started has none yet.
+    with ending_descendants():
+        nameless = subprocess.Popen(["", "1000"], executable=shutil.which("sleep"))
+    assert nameless.wait() == -signal.SIGKILL
+    assert f"killed: sleep ({nameless.pid})" in capsys.readouterr().err
 
 
 def test_another_thread_may_end_what_is_left_running() -> None:

@@ -553,15 +553,20 @@ def members(group: int) -> list[str]:
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended since
-            # Such a file begins "815 (python) S 1 815 …": id, name, state, parent, group. The name
-            # may hold spaces and parentheses, so it ends at the last one, and is cut after 15
-            # bytes, perhaps in the middle of a letter.
-            pid, _, rest = file.read_text(errors="replace").partition(" (")
-            name, _, fields = rest.rpartition(") ")
-            state, _, its_group, *_ = fields.split()
-            if int(its_group) == group and state not in "ZX":  # zombie, dead
-                found.append(f"{name} ({pid})")
+            name, lives, its_group = _status(file)
+            if its_group == group and lives:
+                found.append(f"{name} ({file.parent.name})")
     return found
+
+
+def _status(stat: Path) -> tuple[str, bool, int]:
+    """Return the name of a process, whether it lives, and its group, from its file `stat`."""
+    # Such a file begins "815 (python) S 1 815 …": id, name, state, parent, group. The name may hold
+    # spaces and parentheses, so it ends at the last one, and is cut after 15 bytes, perhaps in the
+    # middle of a letter.
+    name, _, fields = stat.read_text(errors="replace").partition(" (")[2].rpartition(") ")
+    state, _, group, *_ = fields.split()
+    return name, state not in "ZX", int(group)  # zombie, dead
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -626,11 +631,12 @@ def _left_since(before: Container[int]) -> dict[int, str]:
     """
     found = dict[int, str]()
     for pid in descendants(os.getpid()):
-        with suppress(OSError, IndexError):  # it has ended since
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            # A zombie has no command.
-            if pid not in before and words[0] and "multiprocessing." not in " ".join(words):
-                found[pid] = Path(words[0]).name
+        with suppress(OSError):  # it has ended since
+            name, lives, _ = _status(Path(f"/proc/{pid}/stat"))
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            if pid not in before and lives and "multiprocessing." not in command:
+                # A process that has just been started has no command yet.
+                found[pid] = Path(command.partition("\0")[0]).name or name
     return found
 
 
