@@ -747,15 +747,22 @@ def test_a_coroutine_that_does_not_wait_can_be_played_without_an_event_loop(
         played(environment_of(write(slow)), "a")
 
 
-def test_a_coroutine_that_waits_is_played_where_the_thread_has_an_event_loop(
+def test_coroutines_of_a_class_are_played_on_one_event_loop_before_a_run_and_in_it(
     write: Callable[..., Config],
 ) -> None:
-    step = "        await asyncio.sleep(0.01)\n        return 'waited', 1.0, True"
-    environment = environment_of(write(own(f"    async def step(self, action):\n{step}")))
+    step = (
+        "        await asyncio.sleep(0.01)\n        self.loops.add(asyncio.get_running_loop())\n"
+        "        return 'waited', 1.0, True"
+    )
+    config = write(own(f"    loops = set()\n\n    async def step(self, action):\n{step}"))
+    environment = environment_of(config)
+    assert isinstance(environment, ResetStep)
+    rehearsed(config)
     outcome = unless_a_call_hangs(lambda: played(environment, "a")[1], 30.0, pytest.fail)
     assert outcome == Outcome("waited", 1.0, is_done=True)
     ((trial, _),) = in_time((played(environment, "a") for _ in range(1)), 30.0)
     assert trial[1] == outcome
+    assert len(environment.kind.loops) == 1
 
 
 def test_a_class_has_wins_where_it_says_which_episodes_are_won(

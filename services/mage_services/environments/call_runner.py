@@ -37,7 +37,7 @@ from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, NoRoom
 from mage_services.environments.worker_pool import WorkerPool
 from mage_services.processes.child_process import settle
-from mage_services.processes.process import EXIT_DETERMINISTIC
+from mage_services.processes.process import EXIT_DETERMINISTIC, coroutine_loop
 
 if TYPE_CHECKING:
     from mage_services.gateway.gateway import Gateway
@@ -172,13 +172,12 @@ class CallThread:
 
 
 class CoroutineThread:
-    """Await coroutines on an event loop in a thread of its own."""
+    """Await coroutines on the event loop of `coroutine_loop`."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = coroutine_loop()
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox = Handover(self.loop, self._begin)
-        threading.Thread(target=self.loop.run_forever, name="coroutines", daemon=True).start()
 
     def call(self, key: Hashable, function: Callable[[], Any], on_result: OnResult) -> None:
         """Await `function()`, then call `on_result` with its result, both in the thread."""
@@ -581,6 +580,8 @@ class CallRunner:
         except TimeoutError:
             if self._coroutines is coroutines:
                 self._coroutines = None
+            if coroutine_loop() is coroutines.loop:
+                coroutine_loop.cache_clear()
 
     def _close_idle(self, callee: Callee) -> None:
         """Close an object whose lease has ended; a later call of its trial fails."""

@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -487,13 +487,34 @@ def _end_of_lines(file: BinaryIO) -> int:
     return file.read().rfind(b"\n") + 1
 
 
-@contextmanager
-def _event_loop() -> Iterator[None]:
-    """Let this thread run the coroutines of `Call.now`, on an event loop of its own."""
-    with asyncio.Runner() as runner:
-        before = run_coroutine.set(runner.run)
-        yield
-        run_coroutine.reset(before)
+@cache
+def coroutine_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop, in a thread of its own, of all coroutines of users' classes in this
+    process: what the objects of a class share, such as an HTTP client, belongs to one loop.
+
+    `coroutine_loop.cache_clear()` abandons a loop that a coroutine blocks; later ones get another.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="coroutines", daemon=True).start()
+    return loop
+
+
+def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine of `Call.now` to its end."""
+
+    async def caught() -> tuple[Any, BaseException | None]:
+        """Await it; an exception such as `SystemExit` would end the event loop."""
+        # Play that the garbage collector ends on this loop must not wait for the loop.
+        run_coroutine.set(None)
+        try:
+            return await work, None
+        except BaseException as error:  # foreign code, which may also call sys.exit
+            return None, error
+
+    value, error = asyncio.run_coroutine_threadsafe(caught(), coroutine_loop()).result()
+    if error is not None:
+        raise error
+    return value
 
 
 def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
@@ -507,17 +528,17 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
     found, is_abandoned = SimpleQueue[tuple[T, float] | Exception | None](), threading.Event()
 
     def run() -> None:
-        with _event_loop():
-            began = time.monotonic()
-            try:
-                for item in items:
-                    if is_abandoned.is_set():
-                        return
-                    found.put((item, time.monotonic() - began))
-                    began = time.monotonic()
-                found.put(None)
-            except Exception as error:  # raised again below
-                found.put(error)
+        run_coroutine.set(_run_coroutine)
+        began = time.monotonic()
+        try:
+            for item in items:
+                if is_abandoned.is_set():
+                    return
+                found.put((item, time.monotonic() - began))
+                began = time.monotonic()
+            found.put(None)
+        except Exception as error:  # raised again below
+            found.put(error)
 
     threading.Thread(target=run, daemon=True, name="scripted play").start()
     try:
@@ -528,6 +549,7 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
                     item = found.get(timeout=seconds / NUM_WAITS)
                     break
             else:
+                coroutine_loop.cache_clear()  # what is late may block it
                 return
             if isinstance(item, Exception):
                 raise item
@@ -571,13 +593,13 @@ async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[s
     def run() -> None:
         """Run the function, and hand over what it returns or raises."""
         value, error = None, None
-        with _event_loop():
-            try:
-                value = function()
-            except BaseException as caught:  # raised again below
-                error = caught
-            with suppress(RuntimeError):  # the loop is closed: the function was abandoned
-                loop.call_soon_threadsafe(settle, ended, None, (value, error))
+        run_coroutine.set(_run_coroutine)
+        try:
+            value = function()
+        except BaseException as caught:  # raised again below
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed: the function was abandoned
+            loop.call_soon_threadsafe(settle, ended, None, (value, error))
 
     threading.Thread(target=run, daemon=True, name="play").start()
     look_s = min(LOOK_S, deadline_s)
@@ -598,6 +620,7 @@ async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[s
             # At the first look a call may just have begun.
             waited_s = (num_looks[key] - 1) * look_s
             if waited_s >= deadline_s:
+                coroutine_loop.cache_clear()  # the call may block it
                 raise call.overdue(deadline_s)
             if waited_s:
                 say(
