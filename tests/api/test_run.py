@@ -174,6 +174,8 @@ def test_a_policy_is_played_where_the_loss_that_trained_it_cannot_be_imported(tm
     loaded = mage.load(run.root)
     assert {row["set"] for row in rows(loaded.evaluate(2))} >= {"train", "heldout"}
     assert loaded.policy().config.learner.correction.kind == "elsewhere:Loss"
+    out = str(tmp_path / "adapt")
+    assert main(["adapt", "--model", str(run.root), "--trials", "2", "--out", out]) == 0
 
 
 def test_an_evaluation_says_that_later_steps_are_in_no_checkpoint(tmp_path, capsys):

@@ -387,10 +387,10 @@ def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
     """Return the arguments that must equal those of an earlier call, if its measurement is to be
     continued.
     """
-    from mage_async.assembly import own_sources
+    from mage_async.assembly import played_sources
 
     endpoint = player.endpoint
-    sources = [own_sources(player.config(name, options)) for _, name, options in player.games]
+    sources = [played_sources(player.config(name, options)) for _, name, options in player.games]
     # Other weights may be written to the same directory, and a class may be edited.
     paths = sorted(player.policy.iterdir()) if player.policy else []
     files = [(each.name, each.stat()) for each in paths]
