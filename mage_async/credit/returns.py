@@ -17,6 +17,7 @@ episode's end.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from math import fsum, isfinite
@@ -88,11 +89,16 @@ class Credit(Variant):
         what = f"credit {self.kind!r}"
         with as_config_error(what):
             found = self.returns(rewards)
-        is_whole = isinstance(found, Returns) and (
-            [len(each) for each in found.acts] == [len(each) for each in rewards]
-            and len(found.scores) == len(rewards)
-            and all(isinstance(v, Real) and isfinite(v) for v in chain(*found.acts, found.scores))
-        )
+        is_whole = False
+        with suppress(TypeError):  # numbers in place of lists
+            is_whole = isinstance(found, Returns) and (
+                [len(each) for each in found.acts] == [len(each) for each in rewards]
+                and len(found.scores) == len(rewards)
+                and all(
+                    isinstance(each, Real) and isfinite(each)
+                    for each in chain(*found.acts, found.scores)
+                )
+            )
         if not is_whole:
             raise ConfigError(
                 f"{what}: `returns`{place_of(type(self).returns)} returned {found!s:.200} for "

@@ -99,9 +99,14 @@ class Advantage(Variant, tag_field="estimator"):
         """
         if ":" not in self.kind:
             return self.estimate(table, device)
+
+        import torch
+
         what, wanted = f"advantage estimator {self.kind!r}", (len(table),)
         with as_config_error(what):
-            found = self.estimate(table, device)
+            # The columns of a table are NumPy's arrays, and so may be what is computed of them.
+            values = self.estimate(table, device)
+            found = torch.as_tensor(values, dtype=torch.float64, device=device)
             shape, is_finite = tuple(found.shape), bool(found.isfinite().all())
         if shape != wanted or not is_finite:
             finding = "numbers that are not finite" if shape == wanted else f"shape {shape}"

@@ -486,6 +486,7 @@ class Methods:
             if rewards is None:
                 continue
             with _naming(name, "turn_rewards"):
+                rewards = [[*map(float, each)] for each in rewards]
                 is_whole = [*map(len, rewards)] == lengths and all(map(isfinite, chain(*rewards)))
             if not is_whole:
                 raise ConfigError(
@@ -546,8 +547,10 @@ class Methods:
     def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
         """Return the metrics that methods add to a step's line of `metrics.jsonl`."""
         metrics: dict[str, float] = {}
-        for method in self:
-            metrics |= method.batch_metrics(trials)
+        for name, method in self._methods.items():
+            found = method.batch_metrics(trials)
+            with _naming(name, "batch_metrics"):
+                metrics |= {key: float(each) for key, each in found.items()}
         return metrics
 
 
@@ -600,7 +603,7 @@ class _OwnTerm:
     def metrics(self, counted: Any) -> dict[str, float]:
         """Return what the user's `metrics` does."""
         with _naming(self._name, "metrics"):
-            return dict(self._term.metrics(counted))
+            return {name: float(each) for name, each in self._term.metrics(counted).items()}
 
 
 def _naming(name: str, hook: str) -> AbstractContextManager[None]:

@@ -68,7 +68,7 @@ class Matchmaker(Variant):
             chosen = self.choose(names, draw)
         if chosen not in names:
             raise ConfigError(f"{what} chose {chosen!r:.60}: choose one of {', '.join(names):.200}")
-        return chosen
+        return names[names.index(chosen)]  # a text of NumPy could not be written to the journal
 
 
 class Decks(Matchmaker, tag="decks"):

@@ -214,6 +214,14 @@ class Short(Method):
         return [[0.1] for _ in trials]
 
 
+class Lazy(Method):
+    def turn_rewards(self, trials):
+        return ((torch.tensor(0.5) for _ in trial.turns) for trial in trials)
+
+    def batch_metrics(self, trials):
+        return {"paid": torch.tensor(0.5)}
+
+
 class NaN(Method):
     def turn_rewards(self, trials):
         return [[float("nan")] * len(trial.turns) for trial in trials]
@@ -311,6 +319,15 @@ def test_a_hook_that_raises_or_returns_something_else_is_named(
         Training.of(run, config, None).step(groups)
     assert caught.value.is_deterministic, "the learner is not started again"
     assert wrong == "Taken" or str(caught.value).startswith(f"method 'wrong_method:{wrong}', ")
+
+
+def test_rewards_may_come_one_by_one_and_numbers_as_tensors(name: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong_method.py").write_text(WRONG)
+    config, run = configured("wrong_method:Lazy"), RunDirectory(tmp_path / "run")
+    run.root.mkdir()
+    prepare(config, tmp_path).rename(run.policy)
+    metrics = Training.of(run, config, None).step(InProcessRun(config, run.policy).play_batch())
+    assert type(metrics["paid"]) is float
 
 
 @pytest.mark.slow

@@ -273,6 +273,8 @@ def test_the_credit_and_the_correction_of_the_documents_do_what_they_say(own: Pa
 
 
 WRONG = """
+import numpy
+
 from own_parts import *
 
 
@@ -284,6 +286,11 @@ class Short(Credit):
 class Long(Credit):
     def returns(self, rewards):
         return Returns([[1.0, *each] for each in rewards], [sum(each) for each in rewards])
+
+
+class Flat(Credit):
+    def returns(self, rewards):
+        return Returns([reward for each in rewards for reward in each], sum(map(sum, rewards)))
 
 
 class NaN(Credit):
@@ -332,6 +339,11 @@ class Table(Halved):
         return super().estimate(table, device)[:, None]
 
 
+class OfNumpy(Halved):
+    def estimate(self, table, device):
+        return table.returns - table.returns.mean()
+
+
 class Zero(Halved):
     def estimate(self, table, device):
         return super().estimate(table, device) / 0.0
@@ -345,6 +357,11 @@ class Typo(Credit):
 class HeldOut(Matchmaker):
     def choose(self, names, draw):
         return draw.environment.members("heldout")[0]
+
+
+class Drawn(Matchmaker):
+    def choose(self, names, draw):
+        return numpy.random.default_rng(draw.place).choice(names)
 """
 
 
@@ -353,9 +370,10 @@ class HeldOut(Matchmaker):
     [
         (
             "credit.kind=wrong:Short",
-            r"`returns` \(.*wrong.py, line 6\) returned .* for the ",
+            r"`returns` \(.*wrong.py, line 8\) returned .* for the ",
         ),
         ("credit.kind=wrong:Long", "with a finite number in `acts` for each reward"),
+        ("credit.kind=wrong:Flat", r"returned Returns\(acts=\[1.0, 0.0, 1.0"),
         ("credit.kind=wrong:NaN", r"returned Returns\(acts=\[\[nan"),
         ("credit.kind=wrong:Signature", "TypeError: .*missing 1 required positional .*'discount'"),
         ("learner.correction.kind=wrong:Column", r"`losses` of shape \(4, 1\) for 4 tokens"),
@@ -414,6 +432,20 @@ def test_a_matchmaker_chooses_no_heldout_member(own: Path) -> None:
     draw = Draw(0, names[0], source, League(), environment)
     with pytest.raises(ConfigError, match=r"matchmaker 'wrong:HeldOut' chose .*: choose one of"):
         config.population.matchmaker.checked(names, draw)
+
+
+def test_texts_and_arrays_of_numpy_are_taken(own: Path) -> None:
+    (own / "wrong.py").write_text(WRONG)
+    settings = ["population.matchmaker=wrong:Drawn", "advantage.estimator=wrong:OfNumpy"]
+    config = config_file.load(config_file.find(None), settings)
+    environment, names = environment_of(config), ("rock", "paper")
+    draw = Draw(0, names[0], random.Random(0), League(), environment)
+    assert type(config.population.matchmaker.checked(names, draw)) is str
+    turns = tuple(Turn(Kind.ACT, k, 0, 0, 0, 1, 1.0, True, "rock", "") for k in range(3))
+    trial = Trial(Task("rps", "rock", 7, 0), 0, 3, (), turns)
+    table = build_table([Group(0, 0, (trial,))], config.credit)
+    found = turn_advantages(table, config.advantage, config.transcript, "cpu")
+    assert found.tolist() == (table.returns - table.returns.mean()).tolist()
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.noun)
