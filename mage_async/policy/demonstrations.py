@@ -28,7 +28,14 @@ from mage_async.config.schema import (
 )
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
-from mage_async.errors import ConfigError, PolicyError, TrialFault, first_line, has_lone_surrogate
+from mage_async.errors import (
+    CallFault,
+    ConfigError,
+    PolicyError,
+    TrialFault,
+    first_line,
+    has_lone_surrogate,
+)
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Kind, Task, Trial
@@ -199,8 +206,16 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
     for index in range(warm.trials):
         task = random_task(environment, "train", source)
         guidance = methods.guide_demonstration(task)
-        trial = scripted_trial(environment, task, index, trial_config, chat, guidance, player)
-        trials.append(trial)
+        given = environment, task, index, trial_config, chat, guidance, player
+        for left in reversed(range(1 + config.environment.retries)):
+            try:
+                trials.append(trial := scripted_trial(*given))
+                break
+            except CallFault as fault:
+                # A fault of a network or a server may be gone, and the same trial is played again,
+                # as by actors, so that what is cloned depends on the seed alone.
+                if fault.mistake or not left:
+                    raise
         methods.learn_demonstration(trial)
     return trials
 

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mage_async import algorithm
-from mage_async.assembly import check_keys, environment_of
+from mage_async.assembly import check_keys, environment_of, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import Config, FromScript, FromWinStay, Learner, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
@@ -283,6 +283,32 @@ def test_a_changed_class_never_gets_the_model_of_the_old_one(
     assert prepare() == "warm-started"
     (folder / "own_cards.py").write_text(f"{OWN}\n# changed\n")
     assert prepare() == "from"
+
+
+def test_a_scripted_trial_is_played_again_after_a_fault_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    fails = "        if next(CALLS) == 5:\n            raise ConnectionError\n"
+    source = OWN.replace("        import chance\n", fails).replace(
+        "chance.draw(task, self.size)", "0"
+    )
+    cards = "from itertools import count\nCALLS, CARDS = count(), ('ace', 'king')"
+    (tmp_path / "lost_cards.py").write_text(source.replace("from cards import CARDS", cards))
+    config = config_file.load(
+        config_file.find(None), [*WARM_START, "environment.name=lost_cards:Own"]
+    )
+    config, tiny = with_warm_start(config), tmp_path / "tiny"
+    build_tiny(config.policy, environment_of(config).facts.words, 0, tiny)
+    played = [
+        [
+            each.tokens.tolist()
+            for each in examples_to_clone(config, config.warm_start, tiny, untimed)[0]
+        ]
+        for _ in range(2)
+    ]
+    assert played[0] == played[1], "the lost trial is cloned too"
 
 
 def test_a_warm_start_is_cached_beside_what_a_killed_process_of_the_same_number_left(
