@@ -113,6 +113,20 @@ def test_a_class_is_checked_from_python_beside_a_running_loop(
         mage.check("bad:Bad")
 
 
+def test_a_check_from_python_leaves_processes_and_signals_of_its_process_alone(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = "import signal, subprocess\n\nchild = subprocess.Popen(['sleep', '60'])\n"
+    handler = "handler = signal.getsignal(signal.SIGTERM)\n"
+    (vault / "busy_vault.py").write_text(started + handler + (vault / "vault.py").read_text())
+    mage.check("busy_vault:Vault")  # a process that is started meanwhile, as of `mage.train`
+    module = sys.modules["busy_vault"]
+    assert module.child.poll() is None
+    module.child.kill()
+    module.child.wait()
+    assert module.handler == signal.getsignal(signal.SIGTERM)
+
+
 def test_a_program_is_not_played_and_the_command_that_plays_it_is_named(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

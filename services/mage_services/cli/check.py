@@ -101,8 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Check an environment; see `_check`."""
-    _check(_Wanted(given.environment, given.config, given.set), asyncio.run)
+    """Check an environment; see `_check`. Then end the processes that it leaves running."""
+    from mage_services.processes.child_process import ending_descendants
+
+    with ending_descendants():
+        _check(_Wanted(given.environment, given.config, given.set), asyncio.run)
     return 0
 
 
@@ -139,20 +142,11 @@ class _Wanted(NamedTuple):
 
 
 def _check(wanted: _Wanted, runner: "Runner") -> None:
-    """Print the rehearsal, the declarations, the first turns and the returns of random play; then
-    end the processes that the environment leaves running.
+    """Print the rehearsal, the declarations, the first turns and the returns of random play.
 
     Raises:
         ConfigError: a run with this environment could not start; with what to change.
     """
-    from mage_services.processes.child_process import ending_descendants
-
-    with ending_descendants():
-        _print_check(wanted, runner)
-
-
-def _print_check(wanted: _Wanted, runner: "Runner") -> None:
-    """Do the work of `_check`, without ending processes."""
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_async.environments.agent import AgentTasks
     from mage_services.actor.rehearsal import rehearse_all
