@@ -112,6 +112,28 @@ def test_a_process_without_a_command_line_is_ended_too(capsys: pytest.CaptureFix
     assert f"killed: sleep ({nameless.pid})" in capsys.readouterr().err
 
 
+def test_what_a_killed_child_has_started_in_groups_of_their_own_is_killed_with_it() -> None:
+    program = """
+import os, subprocess, sys
+from mage_services.processes.child_process import *
+began = subprocess.Popen(["sleep", "1000"], process_group=0)
+BlockingChannel(inherited_socket(), dict[str, int]).send({"began": began.pid})
+os.kill(os.getpid(), 9)
+"""
+
+    async def main() -> None:
+        child = await ChildProcess[dict[str, int]].start(command(program), dict[str, int])
+        message = await child.receive()
+        await child.wait()
+        assert members(child.pid) == {message["began"]: "sleep"}
+        child.kill()
+        end = time.monotonic() + PATIENCE_S
+        while members(child.pid):
+            assert time.monotonic() < end
+
+    uvloop.run(main())
+
+
 def test_another_thread_may_end_what_is_left_running() -> None:
     def end() -> None:
         with ending_descendants():
@@ -233,7 +255,7 @@ def test_a_name_that_is_cut_in_a_letter_hides_no_process_of_a_group() -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert members(child.pid) == [f"cut � ({child.pid})"]
+        assert members(child.pid) == {child.pid: "cut �"}
         child.communicate()
 
 

@@ -200,14 +200,15 @@ async def _reward_of_command(line: list[str], base_url: str, api_key: str) -> fl
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=os.environ | variables,
-            start_new_session=True,
+            process_group=0,
         )
     except OSError as error:
         raise EnvironmentFault(f"{line[0]} cannot be started: {error.strerror}") from error
     try:
         out, errors = await process.communicate()
     finally:
-        # The command leads a process group of its own: what it has started is ended with it.
+        # The command leads a process group of its own: what it has started is ended with it. If
+        # this process is killed, its parent ends all groups of its session (`ChildProcess.kill`).
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:

@@ -412,8 +412,9 @@ class ChildProcess(Generic[T]):
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the child and what it started, even if the child itself has ended."""
+        """Kill the child and what it started in its session, even if the child itself has ended."""
         self._signal(signal.SIGKILL)
+        _kill(members(self.pid))  # those in groups of their own, as the commands of an agent are
 
     def last_line(self) -> str:
         """Return the last line of the child's log, most often its error; "" if it has no log."""
@@ -548,25 +549,25 @@ def settle(future: asyncio.Future[Any], error: BaseException | None, result: obj
         future.set_exception(error)
 
 
-def members(group: int) -> list[str]:
-    """Return the names and process ids of the living members of a process group (Linux)."""
-    found = []
+def members(session: int) -> dict[int, str]:
+    """Return the names of the living processes of a session, by process id (Linux)."""
+    found = dict[int, str]()
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended since
-            name, lives, its_group = _status(file)
-            if its_group == group and lives:
-                found.append(f"{name} ({file.parent.name})")
+            name, lives, its_session = _status(file)
+            if its_session == session and lives:
+                found[int(file.parent.name)] = name
     return found
 
 
 def _status(stat: Path) -> tuple[str, bool, int]:
-    """Return the name of a process, whether it lives, and its group, from its file `stat`."""
-    # Such a file begins "815 (python) S 1 815 …": id, name, state, parent, group. The name may hold
-    # spaces and parentheses, so it ends at the last one, and is cut after 15 bytes, perhaps in the
-    # middle of a letter.
+    """Return the name of a process, whether it lives, and its session, from its file `stat`."""
+    # Such a file begins "815 (python) S 1 815 815 …": id, name, state, parent, group, session. The
+    # name may hold spaces and parentheses, so it ends at the last one, and is cut after 15 bytes,
+    # perhaps in the middle of a letter.
     name, _, fields = stat.read_text(errors="replace").partition(" (")[2].rpartition(") ")
-    state, _, group, *_ = fields.split()
-    return name, state not in "ZX", int(group)  # zombie, dead
+    state, _, _, session, *_ = fields.split()
+    return name, state not in "ZX", int(session)  # zombie, dead
 
 
 def descendants(pid: int) -> Iterator[int]:

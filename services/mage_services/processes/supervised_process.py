@@ -162,7 +162,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         await self._process.wait()
         if members(self.pid):
             await asyncio.sleep(GRACE_S)
-            self.left_behind = members(self.pid)
+            self.left_behind = [f"{name} ({pid})" for pid, name in members(self.pid).items()]
             self.kill()
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
