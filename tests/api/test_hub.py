@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from mage_async.errors import RunError
 from mage_async.pages.report import verdict
 from mage_async.results.run_directory import RunDirectory
 from mage_services.api import hub
+from tests.helpers.pages import python_blocks
 from tests.helpers.recorded_runs import unpack
 
 
@@ -51,6 +53,10 @@ def test_a_model_of_random_weights_has_no_base_whose_licence_is_unknown(
     assert "base model" not in card
     assert "trials; staleness at most " in card
     assert config == run.config.read_text()
+    (code,) = python_blocks(tmp_path / "out" / "README.md")
+    loaded: dict[str, Any] = {}
+    exec(code.replace("PLACE", str(tmp_path / "out")), loaded)
+    assert loaded["model"].config.vocab_size >= len(loaded["tokenizer"]) > 10
 
 
 def test_a_card_claims_adaptation_only_where_the_controls_show_it(

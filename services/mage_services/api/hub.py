@@ -142,6 +142,22 @@ def hub_id_of(base: Path | None, config: Config) -> str:
     return source if base is not None and in_cache in base.parts else ""
 
 
+USE = """## Use
+
+`PLACE` is the id of this repository, or a folder with its files:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PLACE")
+tokenizer = AutoTokenizer.from_pretrained("PLACE")
+```
+
+In the tokenizer's chat template, a user's message is what the environment says, and the model
+answers with an action. `mage adapt --model FOLDER` measures the files of a folder."""
+"""Part of a model card that says how the model is loaded."""
+
+
 def card(
     config: Config, summary: dict[str, Any], version: int, license_id: str = "", base: str = ""
 ) -> str:
@@ -176,7 +192,8 @@ def card(
         f"{config.trial.episodes} episodes of one task, and was trained to use in each what the "
         f"earlier ones showed. {began}",
         *(["", unknown] if has_unknown_base else []),
-        *("", "## Training", ""),
+        *("", USE, ""),
+        *("## Training", ""),
         f"- Data: trials of `{config.environment.name}` that the policy played itself, from seed "
         f"{config.seed}{cloned}.",
         f"- Steps: {version} of {config.learner.steps}, each of {admission.groups_per_step} "
