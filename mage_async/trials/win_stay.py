@@ -160,7 +160,10 @@ class Comparison(NamedTuple):
         """Return the comparison as a sentence for people, with returns per unit."""
         known = [(mean / units, half / units) for mean, half in (self.by_rule, self.by_random)]
         digits = num_decimals(mean for mean, _ in known)
-        rule, chance = (f"{mean:+.{digits}f} ±{half:.{digits}f}" for mean, half in known)
+        # Returns that are all equal, perhaps by chance, say nothing of their spread.
+        rule, chance = (
+            f"{mean:+.{digits}f} ±{f'{half:.{digits}f}' if half else '?'}" for mean, half in known
+        )
         verdict = "more" if self.is_better else "not clearly more"
         return (
             f"a player that repeats what paid earns {rule} in the last episode of {NUM_COMPARED} "

@@ -28,7 +28,14 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.summary import reference_rows
 from mage_async.trajectory import Guidance
 from mage_async.trials.scripted_play import random_play, random_task, scripted_trial, word_tokens
-from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
+from mage_async.trials.win_stay import (
+    NUM_COMPARED,
+    Comparison,
+    Rule,
+    best_rule,
+    player_of,
+    repeated_wins,
+)
 from mage_services.actor.evaluator import played_references
 from mage_services.processes.process import in_time
 
@@ -231,6 +238,13 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
     assert origin.startswith("without a warm start: ")
     assert why in origin
     assert load_chat(tmp_path / "policy").encode(" red")
+
+
+def test_the_interval_of_returns_that_are_all_equal_is_unknown():
+    rule = Rule("anywhere", "reward", 0.0)
+    said = Comparison(rule, True, (2.0, 0.0), (0.5, 0.25)).sentence(2)
+    assert "earns +1.000 ±? in the last episode" in said
+    assert said.endswith("random play with +0.250 ±0.125")
 
 
 def test_slow_trials_are_timed_until_they_took_as_long_as_a_late_one(chat):
