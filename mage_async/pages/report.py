@@ -59,6 +59,7 @@ from mage_async.results.summary import (
     chosen_note,
     numbers_note,
     reference_rows,
+    steps_in_words,
     unplayed_note,
     worse_note,
 )
@@ -104,7 +105,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         "run.html",
         title=f"{name} · seed {summary['seed']} · mage",
         name=name,
-        run_line=f"{summary['steps']} steps{done} · seed {summary['seed']} · {kind} credit",
+        run_line=f"{steps_in_words(summary)}{done} · seed {summary['seed']} · {kind} credit",
         verdict=verdict(evaluation) if "heldout" in evaluation else _unfinished(records, summary),
         tiles=_set_tiles(evaluation) if "heldout" in evaluation else [],
         levels=" · ".join(map(_last_value, reference_rows(summary))),

@@ -199,7 +199,7 @@ def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_pat
     assert "[1/1] slots-1-decoupled-seed0: last held-out episode" in first.stdout
     assert (tmp_path / "runs.csv").read_text().count("\n") == 2
     again = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "1 runs, 1 of them done" in again.stdout
+    assert "1 of 1 runs done" in again.stdout
     other = [*command, "--set", "learner.entropy=0.5"]
     refused = subprocess.run(other, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2

@@ -386,4 +386,4 @@ def test_a_sweep_runs_and_resumes(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
     assert not (tmp_path / "ablation.txt").exists()
     again = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "2 runs, 2 of them done" in again.stdout
+    assert "2 of 2 runs done" in again.stdout

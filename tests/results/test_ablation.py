@@ -140,7 +140,7 @@ def test_runs_that_train_no_step_have_returns_and_no_figures_of_steps(make_run):
 
 def test_after_each_run_a_line_says_how_far_the_matrix_is(tmp_path):
     progress = Progress(135, 11, parallel=2)
-    assert progress.begin() == "135 runs, 11 of them done"
+    assert progress.begin() == "11 of 135 runs done"
     run = finished(staleness_setting("slots", "decoupled", 0, 1), 0)
     assert progress.done(run, 80.0) == (
         "[12/135] slots-1-decoupled-seed0: last held-out episode 0.70, 80 s; about 1 h 22 min left"

@@ -120,9 +120,9 @@ def test_the_title_names_the_step_of_the_weights_that_were_evaluated(run):
 
 
 def test_an_unfinished_run_ends_without_a_table_but_with_its_report(run):
-    known = {"seed": 0, "steps": 0, "complete": False, "wall_s": 3.0}
+    known = {"seed": 0, "steps": 1, "complete": False, "wall_s": 3.0}
     text = table_text(known | {"environment": {"name": "rps"}}, run)
-    assert "rps  seed 0  0 steps  (not finished)" in text
+    assert "rps  seed 0  1 step  (not finished)" in text
     assert "wall 3.0 s" in text
     assert "report:" in text
 

@@ -58,7 +58,7 @@ class Progress:
 
     def begin(self) -> str:
         """Return the line before the first run of this command."""
-        return f"{self.num_runs} runs, {self.num_done} of them done"
+        return f"{self.num_done} of {self.num_runs} runs done"
 
     def done(self, run: FinishedRun, took_s: float) -> str:
         """Count a run that was done in `took_s` seconds, and return its line."""

@@ -26,6 +26,7 @@ from mage_async.results.summary import (
     probe_rows,
     reference_rows,
     set_rows,
+    steps_in_words,
     unplayed_note,
     worse_note,
 )
@@ -137,7 +138,7 @@ def _title(summary: dict[str, Any]) -> str:
     """Return the title: environment, seed and number of steps."""
     done = "" if summary["complete"] else "  (not finished)"
     name = escape(summary["environment"]["name"])
-    title = f"{name}  seed {summary['seed']}  {summary['steps']} steps{done}"
+    title = f"{name}  seed {summary['seed']}  {steps_in_words(summary)}{done}"
     evaluated = summary.get("evaluated_step", summary["steps"])
     return title if evaluated == summary["steps"] else f"{title}  evaluated at step {evaluated}"
 
