@@ -6,7 +6,7 @@ with the method.
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -112,7 +112,6 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
 def played_sources(config: Config) -> dict[str, str]:
     """Return a digest of the source of each of the user's own environments, agents and methods."""
     names = [name.removeprefix("agent:") for name, _ in named_parts(config)]
-    names = [name for name in names if name.partition(":")[0] not in LOADERS]
     return source_digests([*names, *config.methods])
 
 
@@ -127,10 +126,11 @@ def own_sources(config: Config) -> dict[str, str]:
 
 def source_digests(names: Iterable[str]) -> dict[str, str]:
     """Return a digest of the source of each class that is named `module:Class`, as it is now."""
+    modules = {name: name.partition(":")[0] for name in names if ":" in name}
     return {
-        name: user_modules.own_source(name.partition(":")[0], repr(name))
-        for name in names
-        if ":" in name
+        name: user_modules.own_source(module, repr(name))
+        for name, module in modules.items()
+        if module not in LOADERS
     }
 
 
@@ -157,6 +157,14 @@ def edit_note(name: str) -> str:
         f"{name} was edited since the last start of this run: from here on it is used as it is "
         "now, so the returns before and after may not be comparable"
     )
+
+
+def edit_notes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note of a process that is started again for each class that was edited meanwhile: it
+    plays the class as it is now, and the other processes as it was.
+    """
+    for name in edited(before, now):
+        yield f"{edit_note(name)}; processes that were not started again play it as it was"
 
 
 def sampling_of(config: Config, chat: ChatFormat) -> Sampling:

@@ -295,6 +295,31 @@ def test_a_close_that_blocks_does_not_block_later_episodes(
     asyncio.run(main())
 
 
+def test_a_class_that_was_edited_before_its_process_is_started_again_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = CLOSING.format(trouble="pass").replace('"rock"', "ctypes.string_at(0)")
+    (tmp_path / "dying.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    environment, notes = load("dying:Own"), list[str]()
+    assert isinstance(environment, ResetStep)
+
+    async def main() -> None:
+        async with CallRunner(num_processes=1, say=notes.append) as calls:
+            for number in range(3):
+                if number == 2:
+                    (tmp_path / "dying.py").write_text(f"{source}\n")
+                reset = environment.begin(Task("own", "good", 0), 0).next_call()
+                assert reset is not None
+                with pytest.raises(CallFault, match="was killed by SIGSEGV"):
+                    await calls.perform(reset)
+
+    asyncio.run(main())
+    (note,) = notes
+    assert note.startswith("dying:Own was edited since the last start of this run")
+
+
 def test_a_process_that_the_system_does_not_start_is_a_fault_of_the_call() -> None:
     async def main() -> None:
         free = os.dup(0)

@@ -29,8 +29,7 @@ if __name__ == "__main__":
     lower_priority(ACTOR)
 
 from mage_async.assembly import (
-    edit_note,
-    edited,
+    edit_notes,
     environment_of,
     source_digests,
     trial_config_of,
@@ -468,8 +467,8 @@ def note_edits(launch: Path, note: Callable[[str], None]) -> None:
         launch: Record of the start, with digests of the sources.
     """
     before = read_document(launch).get("sources", {})
-    for name in edited(before, source_digests(before)):
-        note(f"{edit_note(name)}; processes that were not started again play it as it was")
+    for text in edit_notes(before, source_digests(before)):
+        note(text)
 
 
 async def play(

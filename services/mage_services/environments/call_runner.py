@@ -352,7 +352,7 @@ class CallRunner:
         self._known_slow: set[str] = set()
         """Names of the functions for which a slow call was reported."""
         self._leases = Leases(most_open, idle_s, self._close_idle)
-        self._pool = WorkerPool(num_processes) if num_processes else None
+        self._pool = WorkerPool(num_processes, say) if num_processes else None
         self._serial: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._idle_threads: list[CallThread] = []
         self._coroutines: CoroutineThread | None = None

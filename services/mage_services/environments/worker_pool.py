@@ -19,6 +19,7 @@ its actor. What a class prints goes to the actor's log.
 import asyncio
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
@@ -244,9 +245,13 @@ class WorkerPool:
     that holds the fewest.
 
     Cancellation of any method leaves the processes running; `close` ends them.
+
+    Args:
+        say: takes a note on a class that was edited before a process was started again.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, say: Callable[[str], None]) -> None:
+        self._say, self._sources = say, dict[str, str]()
         self._slots = [_Slot() for _ in range(size)]
         self._episodes: dict[UserObject, _Episode] = {}
         self._numbers = count()
@@ -265,7 +270,20 @@ class WorkerPool:
         slot = min(self._slots, key=lambda slot: slot.num_episodes)
         slot.num_episodes += 1
         episode = self._episodes[user_object] = _Episode(next(self._numbers), slot)
+        before = slot.process
         episode.process = await slot.running(request.place)
+        if episode.process is not before:
+            self._note_edits(user_object.environment)
+
+    def _note_edits(self, environment: ResetStep) -> None:
+        """Note a class that was edited since a process was started for it before."""
+        # A worker process imports this module, and needs no configuration.
+        from mage_async.assembly import edit_notes, source_digests
+
+        now = source_digests([environment.origin.name] if environment.origin else [])
+        for text in edit_notes(self._sources, now):
+            self._say(text)
+        self._sources |= now
 
     async def perform(self, user_object: UserObject, request: Request) -> Answered:
         """Make a call. Cancellation abandons the call.
