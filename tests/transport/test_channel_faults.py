@@ -21,7 +21,10 @@ from tests.helpers.channel_site import Learner, Site, heartbeat, hello, run
 @pytest.mark.parametrize(
     ("stranger", "sentence"),
     [
-        (hello(build="b2"), "actor-0 is build b2, the learner b1: run both from one install"),
+        (
+            hello(build="b2"),
+            "build b2, the learner b1: run both from one install; if that was edited",
+        ),
         (hello(config_digest="c2"), "actor-0 has configuration c2, the learner c1"),
     ],
 )

@@ -308,7 +308,10 @@ class AccessControl:
         self._questioned.pop(peer, None)
         reason = ""
         if hello.build != self.build:
-            reason = f"is build {hello.build}, the learner {self.build}: run both from one install"
+            reason = (
+                f"is build {hello.build}, the learner {self.build}: run both from one install; if "
+                "that was edited while the run goes on, undo the edit, or end the run and resume it"
+            )
         elif (theirs := hello.config_digest) != (own := self.config_digest):
             reason = (
                 f"has configuration {theirs}, the learner {own}: start both from one run directory"
