@@ -17,7 +17,7 @@ from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
-from mage_services.actor import rehearsal
+from mage_services.actor import rehearsal, rollout
 from mage_services.actor.rehearsal import rehearse
 from mage_services.processes.process import in_time, unless_a_call_hangs
 
@@ -475,6 +475,17 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         rehearsed(config)
     assert str(caught.value).startswith(("environment 'own", "own: '1'"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_rehearsal_is_played_again_a_few_times_alone(
+    write: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "RETRY_PAUSE_S", 0.0)
+    step = "        raise RuntimeError(f'no answer of {object()}')"  # never the same sentence
+    config, said = write(own(f"    def step(self, action):\n{step}"), *PRETRAINED), list[str]()
+    with pytest.raises(ConfigError, match=r"'own:Own': after 4 tries: .* raised RuntimeError"):
+        asyncio.run(rehearse(config, "own:Own", environment_of(config), said.append))
+    assert said[1].endswith("; the trial is played again")
 
 
 @pytest.mark.parametrize("choice", ["None", "{}[last]"])

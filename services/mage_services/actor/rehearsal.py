@@ -29,6 +29,7 @@ from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.results.progress import PLAYED_AGAIN
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.allowed_tokens import action_tokens
@@ -38,6 +39,8 @@ from mage_services.processes.process import Runner, watched
 
 QUIET_S = 5.0
 """Seconds without a printed line after which a line of progress is printed."""
+MOST_RETRIES = 3
+"""Largest number of retries of a rehearsal, for whose end a person waits."""
 CHARS_PER_TOKEN = 4
 """Approximate number of characters of a token, for English text and a language model's tokenizer.
 """
@@ -82,7 +85,11 @@ async def rehearse(
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
     legal = _LegalActions(config, name, environment)
-    retries = Retries(config.environment.retries, lambda fault: say(f"rehearsal: {fault}"))
+    most = min(MOST_RETRIES, config.environment.retries)
+    # The rest of the sentence is about the trials of a run.
+    retries = Retries(
+        most, lambda text: say(f"rehearsal: {text.partition(PLAYED_AGAIN)[0]}{PLAYED_AGAIN}")
+    )
     deadline_s, before = config.environment.step_deadline_s, CallFault("")
     try:
         async with CallRunner.of(config.environment) as workers:
