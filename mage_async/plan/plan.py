@@ -253,34 +253,65 @@ class Plan:
         longest = self.config.engine.max_tokens
         for each in self.processes:
             if each.kv_token_bytes and each.kv_tokens < longest:
+                cure = (
+                    "raise engine.server.mem_fraction_static, a share of the memory that is free "
+                    "when SGLang starts, or engine.server.max_total_tokens"
+                )
+                taken = max(
+                    other.kv_tokens for other in self.processes if other.place == each.place
+                )
+                if taken > longest:
+                    cure = (
+                        f"another engine of {each.place} takes {taken:,}, so set "
+                        f"engine.server.max_total_tokens, the most that each caches, to {longest} "
+                        "or a little more"
+                    )
                 raise ConfigError(
                     f"the {each.process} on {each.place} can cache {each.kv_tokens:,} tokens, "
-                    f"fewer than engine.max_tokens = {longest}: raise "
-                    "engine.server.mem_fraction_static, a share of the memory that is free when "
-                    "SGLang starts, or engine.server.max_total_tokens"
+                    f"fewer than engine.max_tokens = {longest}: {cure}"
                 )
 
     def _largest_part(self, place: str) -> str:
         """Return a clause that names the largest part in a place that a key can make smaller, and
         this key.
         """
-        here = [process for process in self.processes if process.place == place]
-        parts = ((size, part, each) for each in here for part, size in each.parts.items())
-        for size, part, process in sorted(parts, key=lambda entry: -entry[0]):
-            if advice := self._advice(part, process):
-                return f"{part} of the {process.process} are {_gb(size)} GB of it; {advice}"
-        return "take a larger GPU or a smaller policy"
+        advised = [
+            (size, f"{part} of the {each.process} are {_gb(size)} GB of it; {advice}")
+            for each in self.processes
+            if each.place == place
+            for part, size in each.parts.items()
+            if (advice := self._advice(part, each))
+        ]
+        excess = self.needed()[place] - self.memory_of(place)
+        if sum(size for size, _ in advised) > excess:
+            return max(advised, key=lambda entry: entry[0])[1]
+        # It would not fit even without the parts that a key makes smaller.
+        if place == CPU:
+            return "no key makes it fit: take a machine with more memory, or a smaller policy"
+        return (
+            "no key makes it fit: take a larger GPU or a smaller policy, or divide the model over "
+            "more GPUs (learner.ranks, engine.gpus_per_actor)"
+        )
 
     def _advice(self, part: str, process: ProcessMemory) -> str:
         """Return how to make a part smaller; empty if no key does."""
         learner, policy = self.config.learner, self.config.policy
         longest, budget = self.config.engine.max_tokens, learner.max_tokens_per_microbatch
+        is_sent = self.config.transport.weights.is_sent
         if not process.process.startswith("learner"):
-            is_own = self.config.engine.kind == "embedded"
-            key = "max_contexts" if is_own else "server.max_total_tokens"
             if part == "process" and process.place == CPU:
                 return "take fewer --actors"
-            return f"lower engine.{key}" if part == "keys and values" else ""
+            # NCCL sends no weights from a GPU to itself.
+            of_learner = {
+                each.place for each in self.processes if each.process.startswith("learner")
+            }
+            if part == "new weights" and not is_sent and process.place not in of_learner:
+                return 'set transport.weights = "nccl"'
+            if part != "keys and values":
+                return ""
+            if self.config.engine.kind == "embedded":
+                return "lower engine.max_contexts"
+            return f"set engine.server.max_total_tokens to less than {process.kv_tokens}"
         if part == "activations" and not learner.activation_checkpointing:
             return "set learner.activation_checkpointing = true"
         if part in ("activations", "head"):
@@ -295,6 +326,8 @@ class Plan:
             may_shrink = part == "optimizer" and learner.optimizer_state != "8bit"
             other = ', or learner.optimizer_state = "8bit"' if may_shrink else ""
             return f"set policy.lora.rank = 16{other}"
+        if part == "publication" and is_sent:  # of which two versions are kept
+            return 'set transport.weights = "tensor"'
         is_float32_on_gpu = policy.dtype == "float32" and process.place != CPU
         if part in ("weights", "publication") and is_float32_on_gpu:
             return 'set policy.dtype = "bfloat16"'

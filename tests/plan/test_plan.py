@@ -84,7 +84,9 @@ def test_every_gpu_configuration_fits_with_a_tenth_to_spare(name: str) -> None:
             {"weights": 50, "activations": 1},
             'set policy.dtype = "bfloat16"',
         ),
-        ((), {"activations": 1}, "lower engine.server.max_total_tokens"),
+        ((), {"activations": 1}, "set engine.server.max_total_tokens to less than "),
+        # A larger part than these, which no key makes smaller, is too large by itself.
+        ((), {"weights": 90, "activations": 1}, "no key makes it fit: take a larger GPU"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_part_and_the_key(
@@ -93,6 +95,22 @@ def test_what_does_not_fit_is_refused_with_the_part_and_the_key(
     config = of("h200_qwen3_0_6b", *changes)
     with pytest.raises(ConfigError, match=rf"^GPU 0 would need .* GB and has 24: .*{said}"):
         plan(config, parts).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "memory_gb", "said"),
+    [
+        ((), 29, 31, r'GPU 7 .* publication of the learner .*set transport.weights = "tensor"'),
+        (["transport.weights=tensor"], 1, 31, 'GPU 0 .*new weights .*transport.weights = "nccl"'),
+        # The first engine of a GPU would leave nothing to the evaluator's.
+        (["engine.devices=[0]"], 1, 141, "can cache 0 tokens, .*max_total_tokens, .* to 8192 or"),
+    ],
+)
+def test_a_refusal_names_another_transport_or_a_bound_on_caches(
+    changes: list[str], weights: float, memory_gb: float, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(of("gpu8", *changes), {"weights": weights}, memory_gb).check()
 
 
 RANKS = ("learner.ranks=4", "learner.device=cuda:2", "engine.devices=[0, 1]")
