@@ -6,6 +6,7 @@ The summary of an interrupted run has only the keys that can be known, and `comp
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
     Record,
     RunRecords,
+    each_line,
     read_document,
     read_lines,
     read_records,
@@ -289,6 +291,8 @@ CLEAR_ERRORS, CLEAR_SHARE = 3.3, 0.1
 checkpoint must exceed the newest one to be called better. The level of 3.3 errors is 99.9 %, not
 95 %, because the best of many checkpoints is compared.
 """
+_STEP_OF_LINE = re.compile(rb'{"step": (\d+),')
+"""Beginning of a line of `metrics.jsonl`."""
 Returns = dict[int, tuple[float, float]]
 """Mean return of the last episode and its standard error, by version of the policy."""
 
@@ -368,14 +372,19 @@ def chosen_note(summary: Mapping[str, Any]) -> str:
 
 def _training_returns(run: RunDirectory, versions: Sequence[int]) -> Returns:
     """Return the training returns of the steps around some versions of the policy."""
-    returns = {each["step"]: each["return_by_episode"][-1] for each in read_lines(run.metrics)}
+    around = {version: range(version - NEAR + 1, version + NEAR + 1) for version in versions}
+    wanted = {step for steps in around.values() for step in steps}
+
+    def is_wanted(line: bytes) -> bool:
+        found = _STEP_OF_LINE.match(line)
+        return not found or int(found[1]) in wanted
+
+    # The learner reads them at each checkpoint, so of a long run only these lines are parsed.
+    lines = each_line(run.metrics, is_wanted=is_wanted)
+    returns = {each["step"]: each["return_by_episode"][-1] for each in lines}
     near = {
-        version: [
-            returns[step]
-            for step in range(version - NEAR + 1, version + NEAR + 1)
-            if step in returns
-        ]
-        for version in versions
+        version: [returns[step] for step in steps if step in returns]
+        for version, steps in around.items()
     }
     return {
         version: (statistics.fmean(values), noise(values) / math.sqrt(len(values)))

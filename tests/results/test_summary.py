@@ -1,6 +1,7 @@
 """A run in one JSON document."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -270,6 +271,20 @@ def test_the_best_checkpoint_has_the_best_training_returns_around_it(tmp_path):
     assert reason == (
         "the last episode earned +1.011 in training there, and +0.412 at step 60, the newest"
     )
+
+
+def test_the_best_checkpoint_of_a_long_run_is_found_in_little_memory(tmp_path):
+    run = RunDirectory(tmp_path)
+    best_of(run, UNLEARNED, {})
+    far = '{"step": 99, "return_by_episode": [0.0, 0.0], "trained_groups": [%s]}\n' % (
+        "0, " * 999 + "0"
+    )
+    run.metrics.write_text(run.metrics.read_text() + far * 1000)
+    tracemalloc.start()
+    best = best_checkpoint(run, config_file.load(config_file.find(None)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (step_of(best.path), peak < 1e6) == (40, True), "the file alone has 3 MB"
 
 
 def test_a_checkpoint_that_is_hardly_better_than_the_newest_is_not_called_so(tmp_path):

@@ -8,6 +8,7 @@ import inspect
 import linecache
 import symtable
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from hashlib import blake2s
 from pathlib import Path
@@ -23,7 +24,7 @@ from mage_async.config.tables import NONE
 from mage_async.errors import ConfigError, RunError
 from mage_async.methods.method import overriding
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import read_lines, write_whole
+from mage_async.results.run_files import each_line, write_whole
 
 
 def configure(
@@ -295,7 +296,7 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
                 f"another run with this one's weights: mage train --from {run_dir} --set …"
             )
     # `run_to_end` says which lines are damaged, and the learner removes them.
-    steps = read_lines(run.metrics, on_damage=lambda fault: None)
+    steps = deque(each_line(run.metrics, on_damage=lambda fault: None), maxlen=1)
     num_trained = steps[-1]["step"] if steps else 0
     if config.learner.steps < num_trained:
         raise ConfigError(

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, chdir, contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import datetime
@@ -55,9 +56,9 @@ from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
     SOURCE_OF,
     Record,
+    each_line,
     last_line,
     read_document,
-    read_lines,
     read_records,
     write_whole,
 )
@@ -257,7 +258,7 @@ def _changes(run: RunDirectory, config: Config, sources: Mapping[str, str]) -> l
     launch = read_document(run.launch)
     changes, before = list(launch.get("changes", [])), launch.get("sources", {})
     # `run_to_end` says which lines are damaged, and the learner removes them.
-    if steps := read_lines(run.metrics, on_damage=lambda fault: None):
+    if steps := deque(each_line(run.metrics, on_damage=lambda fault: None), maxlen=1):
         recorded = config_file.load_recorded(run.config, imports=False)
         changes += [
             {"step": steps[-1]["step"], "key": key, "was": was, "now": now}
@@ -394,7 +395,7 @@ def run_to_end(
     began, doctor = _seconds(), Doctor.of(config)
     earlier = read_document(run.summary)  # of the starts before a resumption
     damage: list[RunError] = []
-    for record in read_lines(run.metrics, damage.append):  # the steps before a resumed run's start
+    for record in each_line(run.metrics, damage.append):  # the steps before a resumed run's start
         doctor.step(record)
     for fault in damage:
         view.line(f"{fault}; the learner removes this line")

@@ -31,7 +31,7 @@ from mage_async.results.metrics import (
     truncated_share,
 )
 from mage_async.results.progress import Progress, Signal
-from mage_async.results.run_files import read_lines, write_whole
+from mage_async.results.run_files import each_line, write_whole
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import ReplayedStep
@@ -93,7 +93,7 @@ class RunLog:
 
     async def write_replayed(self, replayed: list[ReplayedStep]) -> None:
         """Write the steps that were trained again, except those that were written before."""
-        known = {record["step"] for record in read_lines(self._run.metrics)}
+        known = {record["step"] for record in each_line(self._run.metrics)}
         for step in replayed:
             # `_record` is called for every step, because it also adds the step to the totals. The
             # trainer did not wait for trials (0.0): all of them were in the journal.
