@@ -32,10 +32,17 @@ from mage_async.environments.tools import has_tools
 from mage_async.errors import ConfigError
 from mage_async.user_modules import Registry
 
-DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS = 4, 1
-"""Number of actors by default, with a tiny policy and with a pretrained one. An actor of a
-pretrained policy holds a copy of the weights, and plays many trials at once.
-"""
+DEFAULT_ACTORS = 4
+"""Number of actors by default, with a tiny policy."""
+
+
+def default_actors(config: Config) -> int:
+    """Return the number of actors by default. It is 1 with a pretrained policy, of which an actor
+    holds a copy of the weights, and plays many trials at once.
+    """
+    return 1 if isinstance(config.policy, Pretrained) else DEFAULT_ACTORS
+
+
 WITH_TINY: Table = {
     "transcript": {
         "rules": False,

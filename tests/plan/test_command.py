@@ -26,9 +26,15 @@ def test_a_plan_says_parts_operations_and_that_it_fits(
 ) -> None:
     assert main(["plan", *QUICK, "--memory-gb", "10", "--tflops", "0.1"]) == 0
     said = capsys.readouterr().out
-    for word in ("learner on this machine, GB:", "activations", "optimizer", "TFLOP/s, given"):
+    for word in (
+        "learner on this machine, GB:",
+        "engine of actor-3 on this machine",
+        "activations",
+        "optimizer",
+        "TFLOP/s, given",
+    ):
         assert word in said
-    assert said.splitlines()[-1].startswith("fits, with 9")
+    assert said.splitlines()[-1].startswith("fits, with 8")
 
 
 def test_a_plan_that_does_not_fit_ends_with_the_part_and_the_key(

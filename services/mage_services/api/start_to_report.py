@@ -35,14 +35,13 @@ from mage_async.assembly import (
     with_warm_start,
 )
 from mage_async.config import config_file
-from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
+from mage_async.config.defaults import DEFAULT_ACTORS, default_actors
 from mage_async.config.schema import (
     Config,
     Embedded,
     FromData,
     FromScriptIfAny,
     FromWinStay,
-    Pretrained,
     check_installed,
     check_source,
 )
@@ -159,8 +158,7 @@ def start_run(
         raise ConfigError(f"actors must be at least 1, got {actors}")
     if actors is None and is_resumed:
         actors = read_document(directory.launch).get("actors")
-    is_pretrained = isinstance(config.policy, Pretrained)
-    num_actors = actors or (DEFAULT_PRETRAINED_ACTORS if is_pretrained else DEFAULT_ACTORS)
+    num_actors = actors or default_actors(config)
     cores = num_cores()
     # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):

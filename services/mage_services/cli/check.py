@@ -598,8 +598,7 @@ def _print_what_is_odd(play: _Play, environment: "Environment", trials: list[Any
 
 def _print_time(play: _Play, config: "Config") -> None:
     """Print how long the environment's part of a step would take."""
-    from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
-    from mage_async.config.schema import Tiny
+    from mage_async.config.defaults import default_actors
     from mage_async.plan.forecast import trials_of_step
 
     size, seconds = trials_of_step(config), play.seconds
@@ -613,7 +612,7 @@ def _print_time(play: _Play, config: "Config") -> None:
             "core"
         )
         return
-    actors = DEFAULT_ACTORS if isinstance(config.policy, Tiny) else DEFAULT_PRETRAINED_ACTORS
+    actors = default_actors(config)
     # An actor plays as many trials at once as its engine has contexts.
     at_once = min(config.engine.max_contexts, config.environment.most_open or size) * actors
     rounds = -(-size // at_once)

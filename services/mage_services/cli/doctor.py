@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", help="with --cluster: what is to be trained (default: quickstart)"
     )
-    actors = "with --cluster: actor processes (default: 1)"
+    actors = "with --cluster: actor processes (default: as of `mage train`)"
     add_number(parser, "--actors", actors, type=positive)
     add_set(parser, "with --cluster: change a key")
 
@@ -55,6 +55,7 @@ def _nodes(given: argparse.Namespace) -> int:
     """Print the faults of the nodes of a cluster; return 1 if there are any, else 0."""
     from mage_async.assembly import check
     from mage_async.config import config_file
+    from mage_async.config.defaults import default_actors
     from mage_async.doctor.cluster_faults import faults_of
     from mage_services.cluster.examination import examine
     from mage_services.cluster.placement import check as check_placed
@@ -63,7 +64,7 @@ def _nodes(given: argparse.Namespace) -> int:
     check(config)
     check_placed(config)
     began = time.monotonic()
-    facts, needs = examine(given.cluster, config, given.actors or 1)
+    facts, needs = examine(given.cluster, config, given.actors or default_actors(config))
     faults = faults_of(facts, needs)
     nodes = _counted(1 + len(facts.others) + len(facts.silent), "node")
     seconds = time.monotonic() - began

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", metavar="NAME", help="set the keys of a published method, before --set"
     )
-    add_number(parser, "--actors", "actor processes (default: 1)", default=1, type=positive)
+    add_number(parser, "--actors", "actor processes (default: as of `mage train`)", type=positive)
     memory = "memory of each GPU, or of this machine (default: as found, or that of hardware.gpu)"
     add_number(parser, "--memory-gb", memory, default=0.0, type=amount, metavar="GB")
     tokens = "tokens of a context on average (default: engine.max_tokens, the largest number)"
@@ -36,13 +36,15 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.assembly import check
     from mage_async.config import config_file
+    from mage_async.config.defaults import default_actors
     from mage_async.plan.plan import device_for, plan_lines, plan_of
     from mage_services.processes.cores_and_memory import memory_bytes
 
     config = config_file.load(config_file.find(given.config), given.set, given.method)
     check(config)
     device = device_for(config, machine_bytes=memory_bytes(), memory_gb=given.memory_gb)
-    plan = plan_of(config, device, given.actors, context_tokens=given.context_tokens)
+    actors = given.actors or default_actors(config)
+    plan = plan_of(config, device, actors, context_tokens=given.context_tokens)
     print("\n".join(plan_lines(plan, given.tflops)))
     plan.check()
     print(f"fits, with {plan.spare():.0%} to spare")
