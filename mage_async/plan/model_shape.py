@@ -22,6 +22,7 @@ from mage_async.policy.lora import add_adapters
 from mage_async.policy.tiny_tokenizer import build_tokenizer
 
 QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
     "vocab_size": 151936,
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -45,6 +46,18 @@ HUB: dict[str, dict[str, Any]] = {
         ("14B", 5120, 17408, 40, 40, False),
         ("32B", 5120, 25600, 64, 64, False),
     )
+} | {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
 }
 """Fields of `config.json`, by hub id."""
 
@@ -131,7 +144,7 @@ def _model_config(config: Config) -> PretrainedConfig:
             known: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
         return known
     if policy.source in HUB:
-        return AutoConfig.for_model("qwen3", **HUB[policy.source])
+        return AutoConfig.for_model(**HUB[policy.source])
     raise PolicyError(
         f"policy.source {policy.source!r} is not on this machine, and its shape is not known: give "
         f"a directory with its config.json, or one of {', '.join(HUB)}"

@@ -263,7 +263,12 @@ def test_shapes_of_the_hub_have_the_published_numbers_of_weights() -> None:
     for size, count in published.items():
         found = shape_of(of("gpu8", f"policy.source=Qwen/Qwen3-{size}"))
         assert found.num_weights == count
-    assert len(HUB) == 6
+    smol = shape_of(of("quickstart", "policy.source=HuggingFaceTB/SmolLM2-135M-Instruct"))
+    assert smol.num_weights == 134_515_008
+    sources = (
+        getattr(config_file.load(file).policy, "source", "") for file in FOLDER.rglob("*.toml")
+    )
+    assert {*sources} - {""} <= HUB.keys()
     assert shape_of(of("gpu8")).kv_token_bytes(2) == 147_456
 
 
