@@ -1,7 +1,9 @@
 """The files around the code: continuous integration, images, and the wheel's constraints."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -139,6 +141,38 @@ def test_the_two_nodes_of_compose_and_of_kuberay_run_commands_that_exist():
         if words[0] == "mage":
             assert words[1] in COMMANDS
             command_tree().parse_args(words[1:])
+
+
+SLURM = {
+    "scontrol": "echo node-1",
+    "srun": 'case "$*" in *hostname*) echo 10.0.0.1;; esac',
+    "ray": 'echo " 1 node_1"',
+    "mage": """echo "$@"
+[ "$1" = doctor ] && exit
+trap "exit 143" TERM
+sleep 0.3  # until the job has its trap
+kill $PPID
+sleep 5 >/dev/null 2>&1 & wait""",
+}
+"""Scripts that stand for the programs of a cluster; `mage train` sends SIGTERM to its job."""
+
+
+def test_a_slurm_job_that_is_preempted_ends_its_run_and_goes_on_with_it_later(tmp_path):
+    for name, text in SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"JOB_NODELIST": "node-1", "JOB_NUM_NODES": "1", "JOB_ID": "7", "CPUS_PER_TASK": "2"}
+    variables = {f"SLURM_{name}": value for name, value in slurm.items()}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(
+        ["bash", CLUSTER / "slurm.sh", "--config", "gpu8"],
+        env=variables | path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
+    command = "train --cluster 10.0.0.1:6379 --resume --run-dir runs/slurm-7 --config gpu8"
+    assert ended.stdout.splitlines()[-1] == command
 
 
 def test_the_constraints_pin_every_dependency_within_its_bounds():

@@ -2,6 +2,7 @@
 # A run on the nodes of a Slurm allocation. Ray assigns GPUs, so three keys of gpu8 have to change:
 #   sbatch docs/cluster/slurm.sh --config gpu8 --set 'engine.devices=[]' --set learner.device=cuda:0 \
 #     --set transport.weights=disk --actors 12
+# A job that is preempted, or started again by `scontrol requeue`, keeps its number, and goes on with its run.
 # The extra `cluster` must be installed in the same environment on every node.
 #SBATCH --job-name=mage
 #SBATCH --nodes=2
@@ -10,6 +11,9 @@
 #SBATCH --gpus-per-task=8
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:TERM@120
 set -euo pipefail
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -36,4 +40,7 @@ for ((i = 0; i < ${#given[@]}; i++)); do
   esac
 done
 mage doctor --cluster "$address:6379" "${checked[@]}"
-mage train --cluster "$address:6379" --run-dir "runs/slurm-$SLURM_JOB_ID" "$@"
+mage train --cluster "$address:6379" --resume --run-dir "runs/slurm-$SLURM_JOB_ID" "$@" &
+# Slurm sends SIGTERM to this script alone (`B:`), and bash would handle it after the end of a command in the foreground.
+trap 'kill -TERM $!' TERM
+wait $! || wait $!  # the signal ends the first one

@@ -152,10 +152,6 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
         (["--learner", "2", "--set", "policy.lora.rank=4"], "mage: learner.ranks = 2: policy.lora"),
         (["config", "larner"], "mage config: "),
         (["--resume"], "mage: --resume needs --run-dir, the run to go on with"),
-        (
-            ["--resume", "--run-dir", "a", "--config", "scout"],
-            "mage: --resume takes the run's own configuration, got --config scout: leave it out",
-        ),
         (["doctor", "a", "--actors", "2"], "mage doctor: --config, --actors and --set need --clus"),
         (["evaluate"], "mage evaluate: the following arguments are required: run_dir; see `mage"),
         (["evaluate", "a", "--trials", "two"], "must be a whole number above 0, got 'two'; see"),
@@ -329,6 +325,18 @@ def test_a_resumed_run_has_as_many_actors_as_before_unless_told_otherwise(
     run.launch.unlink()
     assert main([*here, "--resume"]) == 0
     assert started[-1] == 4
+
+
+def test_a_job_that_is_started_again_by_the_same_command_goes_on_with_its_run(
+    tmp_path: Path, started: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    again = ["--resume", "--run-dir", str(run.root), "--config", "scout", "--actors", "2"]
+    for _ in range(2):
+        assert main(again) == 0
+    assert config_file.load_recorded(run.config).environment.name == "scout"
+    assert started == [2, 2]
+    assert "goes on with its own configuration: --config is not" in capsys.readouterr().out
 
 
 def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[int]) -> None:

@@ -276,7 +276,9 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
     """
     run = RunDirectory(run_dir)
     if not run.config.is_file():
-        raise RunError(f"{run_dir}: no config.toml, so there is no run to resume")
+        raise RunError(
+            f"{run_dir}: no config.toml, so there is no run to resume; begin one with --config"
+        )
     config = config_file.load_recorded(run.config, assignments, method)
     recorded = config_file.load_recorded(run.config)
     # Weights have their shape from the beginning; their type may change.

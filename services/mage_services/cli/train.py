@@ -54,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     agents.add_argument("--agent-url", metavar="URL", help=url)
     parser.add_argument("--method", metavar="NAME", help=method)
     add_number(parser, "--seed", "the same as --set seed=N")
-    parser.add_argument("--resume", action="store_true", help="go on from --run-dir's checkpoint")
+    resume = (
+        "go on from --run-dir's checkpoint; with --config, begin if there is no run there yet, so "
+        "that a job can be started again by the same command"
+    )
+    parser.add_argument("--resume", action="store_true", help=resume)
     origin = (
         "begin a new run with the configuration of this one and the weights of its --checkpoint; "
         "the optimizer and the number of steps begin anew"
@@ -121,6 +125,7 @@ def _config(given: argparse.Namespace) -> "Config":
             resume.
     """
     from mage_async.config import config_file
+    from mage_async.results.run_directory import RunDirectory
     from mage_services.api.configuration import resumed_config
 
     # The last assignment to a key holds. So --set has precedence over --agent, and --seed and
@@ -141,6 +146,10 @@ def _config(given: argparse.Namespace) -> "Config":
             f"--checkpoint {given.checkpoint} is for --from RUN_DIR, which begins a new run: "
             "--resume goes on from the newest checkpoint alone"
         )
+    if given.resume and given.config is not None and given.run_dir is not None:
+        given.resume = RunDirectory(given.run_dir).config.is_file()
+        if given.resume:
+            print(f"{given.run_dir} goes on with its own configuration: --config is not read")
     if not given.resume:
         file = config_file.find(given.config)
         if note := config_file.note_on_preset(file, assignments, given.method):
@@ -151,11 +160,6 @@ def _config(given: argparse.Namespace) -> "Config":
         return config
     if given.run_dir is None:
         raise ConfigError("--resume needs --run-dir, the run to go on with")
-    if given.config is not None:
-        raise ConfigError(
-            f"--resume takes the run's own configuration, got --config {given.config}: leave it "
-            "out, and change keys with --set"
-        )
     return resumed_config(given.run_dir, assignments, given.method)
 
 
