@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 import sysconfig
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,17 @@ _PROGRAM = ("mage_async", "mage_services", "mage_kernels")
 """Packages of this program."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """Folders of Python's own modules and of installed ones."""
+
+
+def cache_folder() -> Path:
+    """Return the folder of files that are kept between runs, such as policies after a warm start.
+
+    It is in the user's cache or, for a user without a home, as in a container with any user id, in
+    the temporary folder.
+    """
+    home = os.path.expanduser("~")  # stays "~" if there is none
+    own = f"{tempfile.gettempdir()}/cache-{os.getuid()}" if home == "~" else f"{home}/.cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or own) / "mage_async"
 
 
 class Registry:

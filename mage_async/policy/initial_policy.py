@@ -52,7 +52,7 @@ from mage_async.policy.model_files import check_type
 from mage_async.policy.warm_start import Progress, warm_start
 from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL, WARM_START
 from mage_async.results.run_files import read_document
-from mage_async.user_modules import source_digest
+from mage_async.user_modules import cache_folder, source_digest
 
 UNREAD_FILES = [
     *("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.pt", "*.pth"),
@@ -138,12 +138,6 @@ def _write(
         except OSError as error:  # a home that cannot be written, or a full disk
             origin += f", not cached: {first_line(error)}"
     return origin
-
-
-def cache_folder() -> Path:
-    """Return the folder that caches warm starts between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "mage_async"
 
 
 def _clone(

@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import msgspec
 import numpy as np
@@ -34,11 +36,12 @@ from mage_async.policy.demonstrations import (
     read_examples,
     untimed,
 )
-from mage_async.policy.initial_policy import cache_folder, policy_key, prepare_policy
+from mage_async.policy.initial_policy import policy_key, prepare_policy
 from mage_async.policy.load import build_tiny, load_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy.warm_start import warm_start
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.user_modules import cache_folder
 from mage_services.api.start_to_report import check_start
 
 if TYPE_CHECKING:
@@ -309,6 +312,14 @@ def test_a_scripted_trial_is_played_again_after_a_fault_that_passes(
         for _ in range(2)
     ]
     assert played[0] == played[1], "the lost trial is cloned too"
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", MagicMock(side_effect=KeyError))
+    folder = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}" / "mage_async"
+    assert cache_folder() == folder
 
 
 def test_a_warm_start_is_cached_beside_what_a_killed_process_of_the_same_number_left(

@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import json
 import math
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any
 
 from mage_async.environments.environment import AGENT, OPPONENT, Chance, DuelSides, Side
 from mage_async.errors import ConfigError
+from mage_async.user_modules import cache_folder
 
 Mover = Callable[[Any], int]
 """Returns one of the actions of an OpenSpiel state."""
@@ -84,7 +84,7 @@ def equilibrium(game: Any, iterations: int) -> Table:
     """Return the average policy of `iterations` iterations of CFR, from the cache if it is
     there.
     """
-    file = _cache_folder() / f"{_key(game, iterations)}.json"
+    file = cache_folder() / "openspiel" / f"{_key(game, iterations)}.json"
     if file.is_file():
         table: Table = json.loads(file.read_text())
         return table
@@ -144,12 +144,6 @@ def _complete(game: Any, table: Table) -> dict[str, list[tuple[int, float]]]:
             chances = dict(table[known]) if known in table else dict.fromkeys(legal, 1 / len(legal))
             complete[known] = [(action, chances.get(action, 0.0)) for action in legal]
     return complete
-
-
-def _cache_folder() -> Path:
-    """Return the folder of solved tables."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "mage_async" / "openspiel"
 
 
 def _key(game: Any, iterations: int) -> str:

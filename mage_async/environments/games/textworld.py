@@ -7,7 +7,6 @@ are kept in the user's cache.
 """
 
 import importlib
-import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from mage_async.environments.environment import numbered
 from mage_async.environments.games.text_game import TextGames
 from mage_async.environments.loaders.loader import IsolatedRandomState, library
 from mage_async.environments.options import check_one_of, check_whole
+from mage_async.user_modules import cache_folder
 
 CHALLENGES: dict[str, dict[str, Any]] = {
     "tw-simple": {"rewards": "dense", "goal": "brief", "test": False},
@@ -104,8 +104,7 @@ class TextWorld(TextGames):
 
     def _file(self, number: int) -> Path:
         """Return the file of a game; generate it if it is not in the cache."""
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(base) / "mage_async" / f"textworld-{version('textworld')}"
+        folder = cache_folder() / f"textworld-{version('textworld')}"
         file = folder / f"{self._challenge}-{number}.z8"
         if not file.is_file():
             folder.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, parsed
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Trial
+from mage_async.user_modules import cache_folder
 from mage_services.journal.record_bytes import PREFIX_BYTES, decode_record, whole_records
 
 FORMAT = 2
@@ -59,7 +60,7 @@ def index_file(run: RunDirectory) -> Path:
     """Return the path of a run's index."""
     if os.access(run.root, os.W_OK):
         return run.index
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mage_async"
+    cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     name = blake2s(str(run.root.resolve()).encode(), digest_size=8).hexdigest()
     return cache / f"{name}.sqlite"
