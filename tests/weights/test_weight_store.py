@@ -1,12 +1,15 @@
 """Versions on their way to the engines: announced in order, kept while used, never half."""
 
 import asyncio
+import errno
+import shutil
 import threading
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from mage_async.errors import RunError
+from mage_async.errors import ConfigError, DiskFull, RunError
 from mage_async.policy.snapshot import Place, Snapshot
 from mage_async.protocol.journal_records import Published
 from mage_services.learner.training_loop import Publisher
@@ -84,6 +87,17 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
     with pytest.raises(ExceptionGroup) as caught:
         publish(files, scenario)
     assert caught.group_contains(RunError, match="cannot write weights of version 0")
+
+
+def test_a_file_system_that_is_too_small_for_two_versions_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(Snapshot, "write", MagicMock(side_effect=OSError(errno.ENOSPC, "full")))
+    files, usage = WeightFiles(tmp_path), MagicMock(total=16)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(DiskFull):  # it has room, which others use now
+        files.write(snapshot(0))
+    usage.total = 15
+    with pytest.raises(ConfigError, match=r"two versions of the weights have .*--shm-size"):
+        files.write(snapshot(0))
 
 
 def test_weights_that_cannot_be_removed_are_an_error_of_one_line(tmp_path) -> None:

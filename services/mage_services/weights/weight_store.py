@@ -7,6 +7,7 @@ while the event loop goes on.
 """
 
 import asyncio
+import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mage_async.errors import RunError
+from mage_async.errors import ConfigError, DiskFull, RunError
 from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.policy.full_disk import writing
 from mage_async.policy.snapshot import Place
@@ -277,9 +278,24 @@ class WeightFiles:
 
         Returns:
             The path that is announced.
+
+        Raises:
+            DiskFull: there is no space now.
+            ConfigError: the file system is too small for two versions, the one that is played and
+                the next, such as /dev/shm in a container.
         """
-        with writing(f"weights of version {snapshot.version} to {self._folder}"):
-            snapshot.write(self.weights_path(snapshot.version))
+        try:
+            with writing(f"weights of version {snapshot.version} to {self._folder}"):
+                snapshot.write(self.weights_path(snapshot.version))
+        except DiskFull as full:
+            total, needed = shutil.disk_usage(self._folder).total, 2 * snapshot.places[-1].end
+            if total >= needed:
+                raise
+            raise ConfigError(
+                f"the file system of {self._folder} has {total / 1e6:,.1f} MB, and two versions of "
+                f"the weights have {needed / 1e6:,.1f}. A container gets a larger /dev/shm by "
+                '`--shm-size` of docker, or set transport.weights = "disk"'
+            ) from full
         return self.announced_path(snapshot.version)
 
     def versions(self) -> list[int]:
