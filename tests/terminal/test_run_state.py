@@ -39,6 +39,7 @@ def test_time_left_goes_by_the_pace_of_recent_steps(config):
 
 def test_a_final_evaluation_says_how_many_of_its_trials_are_played_and_how_long_it_takes(config):
     state = RunState(config, 0.0)
+    assert state.waiting(20.0) == "starting, for 20 s: no process is started yet"
     state.take("evaluator", {"event": "evaluating", "version": 60}, 100.0)
     assert state.seconds_left(130.0) is None
     state.take("evaluator", {"event": "final_trials", "played": 0, "of": 120}, 130.0)

@@ -161,7 +161,8 @@ class RunState:
             # A step that is trained since then shows that there is space again.
             full = f"; {self.full_disk}" if self.full_disk else ""
             return sentence(self.progress) + full + "".join(again)
-        doing = ", ".join(f"{name} {what}" for name, what in self.processes.items())
+        states = ", ".join(f"{name} {what}" for name, what in self.processes.items())
+        doing = states or "no process is started yet"  # Ray places each on a node first
         done = ""
         if self.phase == "warm start":
             done = f" {self.warm_start['step']}/{self.warm_start['steps']}"
