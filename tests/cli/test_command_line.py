@@ -339,6 +339,24 @@ def test_a_job_that_is_started_again_by_the_same_command_goes_on_with_its_run(
     assert "goes on with its own configuration: --config is not" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["--cluster", "auto", "--set", "transport.weights=tensor"],
+            "with --cluster set transport",
+        ),
+        (["--cluster", "127.0.0.1:1"], "no Ray cluster answers there, or this machine is not one"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_before_anything_is_written(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    assert says in refusal([*arguments, "--run-dir", str(tmp_path / "run")], capsys)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[int]) -> None:
     run = RunDirectory(tmp_path / "run")
     assert main(["--run-dir", str(run.root), "--actors", "2"]) == 0

@@ -132,7 +132,12 @@ def start_run(
     # nodes need SGLang, and this machine does not.
     if config.engine.kind == "sglang" and not cluster:
         installed()
-    if not cluster:
+    if cluster:
+        from mage_services.cluster import connection, placement
+
+        placement.check(config)
+        connection.check_address(cluster)
+    else:
         _check_address(config)
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
@@ -321,9 +326,8 @@ def site_of(
     """
     if cluster:
         from mage_services.cluster.connection import joined
-        from mage_services.cluster.placement import Placement, check
+        from mage_services.cluster.placement import Placement
 
-        check(config)
         keys = Path(config.transport.keys or run.root / "keys")
         if not config.transport.keys and not keys.exists():
             make_keys(keys)

@@ -33,6 +33,28 @@ class Node:
         return f"{self.address} ({self.id[:6]})"
 
 
+def check_address(address: str) -> None:
+    """Refuse an address of a cluster at which nothing listens; "auto" is not looked for.
+
+    Raises:
+        ConfigError: nothing answers, or Ray is not installed.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError('--cluster needs Ray: pip install "mage_async[cluster]"')
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--cluster {address}: a run is started on a node of the cluster, not through Ray's "
+            "client: give `auto` there, or HOST:PORT of the head node"
+        )
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
+                pass
+        except (OSError, ValueError) as fault:
+            raise _no_cluster(address, fault) from fault
+
+
 @contextmanager
 def joined(address: str) -> Iterator[None]:
     """Connect as a driver of a cluster. Ray actors started within the context end with it.
@@ -43,33 +65,27 @@ def joined(address: str) -> Iterator[None]:
     Raises:
         ConfigError: Ray is not installed, there is no cluster, or this machine is no node of it.
     """
-    if find_spec("ray") is None:
-        raise ConfigError('--cluster needs Ray: pip install "mage_async[cluster]"')
-    if address.startswith("ray://"):
-        raise ConfigError(
-            f"--cluster {address}: a run is started on a node of the cluster, not through Ray's "
-            "client: give `auto` there, or HOST:PORT of the head node"
-        )
+    check_address(address)  # Ray itself would retry a refused connection for more than ten minutes
     import ray
 
     try:
-        if address != "auto":
-            # Ray itself would retry a refused connection for more than ten minutes.
-            host, _, port = address.rpartition(":")
-            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
-                pass
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     # Ray checks a part of the connection by `assert`.
     except (OSError, ValueError, RuntimeError, AssertionError) as fault:
-        raise ConfigError(
-            f"--cluster {address}: no Ray cluster answers there, or this machine is not one of its "
-            f"nodes ({first_line(fault)}): run `ray start --head` here, or `ray start "
-            "--address HOST:6379` with the address of the head node"
-        ) from fault
+        raise _no_cluster(address, fault) from fault
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _no_cluster(address: str, fault: BaseException) -> ConfigError:
+    """Return the error for an address at which there is no cluster."""
+    return ConfigError(
+        f"--cluster {address}: no Ray cluster answers there, or this machine is not one of its "
+        f"nodes ({first_line(fault)}): run `ray start --head` here, or `ray start "
+        "--address HOST:6379` with the address of the head node"
+    )
 
 
 def nodes() -> list[Node]:
