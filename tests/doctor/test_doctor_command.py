@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise
 from mage_services.cli.main import main
+from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervisor import RecordedView
 from mage_services.terminal.view import make_view
 from mage_services.view.page_request import PageRequest
@@ -55,6 +57,20 @@ def test_a_folder_of_runs_is_looked_through(
     assert finding.endswith(SIGNATURES["truncation"].remedy)
     (found,) = mage.load(tmp_path / "deeper" / "b").findings()
     assert finding == f"  {found.sentence()}"
+
+
+def test_a_run_before_its_last_step_goes_on_or_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    make_run(run, finished=False)
+    run.metrics.write_text("".join(run.metrics.read_text().splitlines(keepends=True)[:7]))
+    lock = take_lock(run)
+    assert main(["doctor", str(run.root)]) == 0
+    assert "\n  it has trained 7 of 60 steps, and goes on\n" in capsys.readouterr().out
+    os.close(lock)
+    assert main(["doctor", str(run.root)]) == 0
+    assert f"ended after step 7 of 60: go on with `{run.resume_command}`" in capsys.readouterr().out
 
 
 def test_how_deep_a_folder_is_searched_is_said(

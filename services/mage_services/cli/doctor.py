@@ -88,10 +88,18 @@ def _all_runs(given: argparse.Namespace) -> int:
         for place in _runs(given.run_dir):
             records = read_records(place)
             findings = examine(records)
-            lines = []
-            if not records.metrics:
+            lines, is_alive = [], is_held(place.lock)
+            last, steps = len(records.metrics), records.config.learner.steps
+            if not last:
                 times, events = read_document(place.times), read_lines(place.events)
-                lines = before_first_step(times, events, is_held(place.lock), time.time())
+                lines = before_first_step(times, events, is_alive, time.time())
+            elif last < steps and is_alive is not None:
+                ended = (
+                    f"it ended after step {last} of {steps}: go on with `{place.resume_command}`"
+                )
+                lines = [
+                    f"it has trained {last} of {steps} steps, and goes on" if is_alive else ended
+                ]
             # Lines without "note: " only say how far the run is.
             num_notes = sum(line.startswith("note: ") for line in lines)
             num_found += len(findings) + num_notes
