@@ -153,6 +153,11 @@ def test_a_child_that_ends_badly_is_an_error_with_its_name() -> None:
     uvloop.run(main())
 
 
+def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match=f"denied: '{tmp_path}'"):
+        uvloop.run(ChildProcess.start([str(tmp_path)], int))
+
+
 def test_a_message_that_comes_in_pieces_survives_timeouts() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()

@@ -349,8 +349,10 @@ class ChildProcess(Generic[T]):
                     process = await asyncio.create_subprocess_exec(
                         *command, **_popen_options(theirs, out, variables or {})
                     )
-            except BaseException:
+            except BaseException as error:
                 ours.close()
+                if isinstance(error, OSError) and not error.filename:  # uvloop names no program
+                    error.filename = command[0]
                 raise
             return cls(process, await Channel.over(ours, kind, codec), log)
 
