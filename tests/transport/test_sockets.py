@@ -2,18 +2,21 @@
 listens any more.
 """
 
+import errno
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import uvloop
+import zmq
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.protocol.messages import Hello
 from mage_services.transport.channels import LearnerChannel, PeerChannel
-from mage_services.transport.sockets import check_free, ipc_address
+from mage_services.transport.sockets import bind, check_free, ipc_address
 
 HELLO = Hello(role="actor", name="actor-0", build="b1", config_digest="c1", group_quota=2)
 
@@ -87,6 +90,15 @@ def test_a_port_in_use_is_said_before_any_process_starts() -> None:
     check_free(address)
     with learner_at(address):
         pass
+
+
+def test_a_file_system_without_sockets_is_answered_with_another_address(tmp_path) -> None:
+    tmp_path.chmod(0o700)
+    refuses = MagicMock(bind=MagicMock(side_effect=zmq.ZMQError(errno.EPERM)))
+    with pytest.raises(
+        RunError, match=r"not permitted; where the file system .*tcp://127\.0\.0\.1"
+    ):
+        bind(refuses, f"ipc://{tmp_path}/work")
 
 
 @pytest.mark.parametrize("host", ["a.host.invalid", "[::1]"])

@@ -194,8 +194,12 @@ def bind(zmq_socket: zmq.Socket[Any], address: str) -> None:
             raise RunError(
                 f"{address} is in use: end the other run, or choose another port"
             ) from fault
-        hosts = "; HOST is an IPv4 address of this machine, localhost, or * for all of them"
-        hint = hosts if address.startswith("tcp://") else ""
+        hint = "; HOST is an IPv4 address of this machine, localhost, or * for all of them"
+        if address.startswith("ipc://"):  # such as some network file systems and FUSE
+            hint = (
+                "; where the file system of the run has no sockets, set transport.address = "
+                '"tcp://127.0.0.1:PORT", with transport.keys if others use this machine'
+            )
         raise RunError(
             f"{address} cannot be bound: {os.strerror(fault.errno or 0)}{hint}"
         ) from fault
