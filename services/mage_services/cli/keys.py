@@ -10,9 +10,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the folder of the keys."""
     parser.epilog = (
         "There is a pair of keys for the learner and one for the actors; only their owner may read "
-        "the files (mode 0600). The learner finds them by transport.keys = DIR; an actor's machine "
-        "needs copies of learner.key and actor.key_secret. Public keys of further actors may be "
-        "put beside them."
+        "the files (mode 0600). A run uses them by transport.keys = DIR; `mage train --cluster` "
+        "brings learner.key and actor.key_secret to the nodes of actors. Public keys of further "
+        "actors may be put beside them."
     )
     parser.add_argument("action", choices=("new",), help="`new` makes two pairs of keys")
     parser.add_argument(
@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     make_keys(directory)
     print(
         f"{directory}: learner.key, learner.key_secret, actor.key, actor.key_secret\n"
-        f'the learner: transport.keys = "{directory}"; '
-        "an actor's machine: copies of learner.key and actor.key_secret, nothing else"
+        f'a run uses them by transport.keys = "{directory}"; `mage train --cluster` brings '
+        "learner.key and actor.key_secret to the nodes of actors, nothing else"
     )
     return 0
