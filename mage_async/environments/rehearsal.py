@@ -12,7 +12,7 @@ compares how tasks answer the same actions with the same seed.
 """
 
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -462,6 +462,8 @@ NUM_EPISODES = 12
 hidden code may answer a few guesses alike: 12 episodes tell most of the 120 codes of the lock in
 `docs/your_environment.md` apart.
 """
+NUM_MORE = 10 * NUM_EPISODES
+"""Number of episodes of each task that was not told from one of the other split."""
 Trace = tuple[tuple[str, float], ...]
 """Observations and rewards of all episodes of a task, in order. Tasks with equal traces count as
 the same.
@@ -518,7 +520,8 @@ class _OneSeed(ResetStep):
 
 
 def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
-    """Compare the tasks of the two splits, and yield the result so far after each pair of tasks.
+    """Compare the tasks of the two splits, and yield the result so far after each pair of tasks,
+    and after each task that is compared again in more episodes.
 
     Raises:
         CallFault: a call failed, or is a coroutine that has to wait.
@@ -530,23 +533,40 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
     if isinstance(environment, ResetStep):
         environment = _OneSeed(environment)
     train, heldout = environment.members("train"), environment.members("heldout")
-    known, counts, num_known = set[Trace](), Counter[Trace](), 0  # held-out tasks by their traces
+    # Trained and held-out tasks by their traces.
+    groups = defaultdict[Trace, tuple[list[str], list[str]]](lambda: ([], []))
+    found = HeldOut(0, 0, 0, 0)
     for number in range(max(len(train), len(heldout))):
-        if number < len(train) and (trace := _trace(environment, train[number])) not in known:
-            known.add(trace)
-            num_known += counts[trace]
-        if number < len(heldout):
-            counts[trace := _trace(environment, heldout[number])] += 1
-            num_known += trace in known
         num_train, num_heldout = (min(number + 1, len(each)) for each in (train, heldout))
-        yield HeldOut(num_train, num_heldout, len(known), num_known)
+        num_kinds, num_known = found.num_kinds, found.num_known
+        if number < len(train):
+            trained, tested = groups[_trace(environment, train[number], NUM_EPISODES)]
+            if not trained:
+                num_kinds, num_known = num_kinds + 1, num_known + len(tested)
+            trained.append(train[number])
+        if number < len(heldout):
+            trained, tested = groups[_trace(environment, heldout[number], NUM_EPISODES)]
+            tested.append(heldout[number])
+            num_known += bool(trained)
+        found = HeldOut(num_train, num_heldout, num_kinds, num_known)
+        yield found
+    # What a few episodes did not show may need an action that they hardly ever took.
+    for trained, tested in groups.values():
+        known = set[Trace]()
+        for member in trained if tested else ():
+            known.add(_trace(environment, member, NUM_MORE))
+            yield found
+        for member in tested if trained else ():
+            is_new = _trace(environment, member, NUM_MORE) not in known
+            found = found._replace(num_known=found.num_known - is_new)
+            yield found
 
 
-def _trace(environment: Environment, member: str) -> Trace:
+def _trace(environment: Environment, member: str, num_episodes: int) -> Trace:
     """Play a task with actions that are the same for every task, and return its trace."""
     source, facts, found = random.Random(0), environment.facts, list[tuple[str, float]]()
     task = Task(facts.name, member, 0, environment.seats()[0])
-    for episode in range(NUM_EPISODES):
+    for episode in range(num_episodes):
         play = new_play(environment, task, episode)
         try:
             make_pending_calls(play)

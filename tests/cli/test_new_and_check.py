@@ -642,6 +642,27 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
 
 
+def test_tasks_that_one_action_of_many_tells_apart_are_not_the_same() -> None:
+    class Door:
+        """One of 40 keys opens the door."""
+
+        legal_actions = tuple(map(str, range(40)))
+
+        def members(self, split: str) -> tuple[str, ...]:
+            return self.legal_actions[:30] if split == "train" else self.legal_actions[30:]
+
+        def reset(self, seed: int, task: str) -> str:
+            self.key = task
+            return "door"
+
+        def step(self, action: str) -> tuple[str, float, bool]:
+            return "open" if action == self.key else "shut", 0.0, True
+
+    found = list(compare_heldout(ResetStep(Door, {})))
+    assert found[29].num_known > 0, "12 episodes are too few for 40 keys"
+    assert (found[-1].num_heldout, found[-1].num_known) == (10, 0)
+
+
 def test_each_task_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = list[int]()
 
@@ -652,7 +673,7 @@ def test_each_task_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
             hashed.append(1)
             return super().__hash__()
 
-    monkeypatch.setattr(rehearsal, "_trace", lambda _, member: Trace(member[-1]))
+    monkeypatch.setattr(rehearsal, "_trace", lambda _, member, __: Trace(member[-1]))
     *_, last = compare_heldout(load("rps"))
     assert last.num_known > 0
     assert len(hashed) <= 3 * (last.num_train + last.num_heldout)
