@@ -90,10 +90,11 @@ WITH_FOREIGN_ENVIRONMENT: Table = ONE_SCALE | {
     # may hardly ever earn any there. With "cumulative_paper" three of the four tasks of
     # `bench/learning/first_hour_tasks.py` end higher.
     "credit": {"kind": "cumulative_paper"},
-    # The 160 tokens of `WITH_TINY` are enough for the environments of this package; three episodes
-    # of ten turns of a user's class needed 189. The bound itself costs nothing: the memory of the
-    # KV cache grows with the longest context that is really played.
-    "engine": {"max_tokens": 512},
+    # The 160 tokens of `WITH_TINY` are enough for the environments of this package. Three turns an
+    # episode whose observations are sentences of 20 to 40 words needed 708: with 512 the last
+    # episode was cut before its last turn. The bound itself costs nothing: the memory of the KV
+    # cache grows with the longest context that is really played.
+    "engine": {"max_tokens": 2048},
     # An environment without a script gets a warm start from a player that explores
     # (`mage_async/trials/win_stay.py`). With the entropy bonus of `WITH_TINY`, in the task
     # `Password` (`bench/learning/first_hour_tasks.py`) RL settled on words before it had tried all

@@ -41,7 +41,7 @@ def test_every_key_has_a_sentence() -> None:
 def test_one_section_is_found_with_those_below_it() -> None:
     assert [each.path for each in sections("learner")] == ["learner", "learner.correction"]
     lines = "\n".join(as_lines(sections("engine")))
-    assert "max_tokens = 8192 (tiny: 160; own class: 512; CPU: 2048)" in lines
+    assert "max_tokens = 8192 (tiny: 160; own class: 2048; CPU: 2048)" in lines
     assert "Only with sglang." in lines
 
 
