@@ -77,7 +77,11 @@ PARTS = (
         "only random play, win-stay and version 0 are known",
     ),
     ("min_return", "returns have bounds, with max_return", "colours relative to the returns seen"),
-    ("anchor", "states with equal anchors share a baseline", "the last observation"),
+    (
+        "anchor",
+        "states with equal anchors are the same, to win-stay and to GiGPO",
+        "the last observation, with what it says of the last action",
+    ),
     ("family", "reports by kind of task", "one kind"),
     ("belief", "a bonus for information can be paid", "no bonus for information"),
     ("ladders", "`mage evaluate --harder` works", "no harder tasks"),
