@@ -329,10 +329,19 @@ def entropy_collapse(run: History) -> Sightings:
     lowest = max(NO_ENTROPY, COLLAPSED_SHARE * level, tokens and TRIAL_ENTROPY / tokens)
     if is_known and mean < lowest and not run.is_solved() and not run.is_rising():
         whole = f" ({mean * tokens:.2g} in the {tokens:.0f} of a trial)" if tokens else ""
+        # A later bonus hardly raises an entropy that was low when RL began.
+        was_low = run.config.warm_start is not None and level * tokens < 2 * TRIAL_ENTROPY
         yield Sighting(
             f"entropy is {mean:.3g} nats a token{whole}, at first {level:.3g}; the last episode's "
-            f"return stays at {texts(run.latest_return())[0]}"
+            f"return stays at {texts(run.latest_return())[0]}",
+            remedy=UNWARMED if was_low and tokens else "",
         )
+
+
+UNWARMED = (
+    "The warm start left hardly anything to explore: begin a new run with warm_start = "
+    '"none", or raise learner.entropy in it.'
+)
 
 
 RUNAWAY_TIMES, RUNAWAY_NATS = 2.0, 0.3

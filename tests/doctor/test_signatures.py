@@ -176,6 +176,18 @@ def test_entropy_after_a_warm_start_has_collapsed_once_whole_trials_are_alike(
     assert [each.name for each in found_in(records)] == names
 
 
+def test_entropy_that_a_warm_start_left_low_is_put_down_to_it() -> None:
+    """It was 0.023 nats a token, of which a trial has 18, when RL began, and fell to 0.005."""
+    tokens = {"trials_per_s": 10.0, "generated_tokens_per_s": 180.0}
+    stuck = {"return_by_episode": [0.1, 0.5, 0.5]} | tokens
+    records = [
+        each | stuck | {"entropy": 0.023 if each["step"] < 11 else 0.005} for each in healthy()
+    ]
+    (found,) = found_in(records)
+    assert (found.name, found.onset) == ("entropy_collapse", 12)
+    assert 'warm_start = "none"' in found.remedy
+
+
 def returns_of(last: np.ndarray, first: float = 0.0) -> list[Record]:
     """Steps with these returns of the last of two episodes."""
     return [
