@@ -360,8 +360,7 @@ class FromScript(GatedWarmStart, tag="script"):
 
 class FromScriptIfAny(FromScript, tag="auto"):
     """The environment's script plays. If it has none, the player of "win_stay" plays, for which
-    `gate` and `max_steps` have no meaning; if that earns no more than random play, there is no warm
-    start."""
+    `gate` and `max_steps` have no meaning; if that is not worth cloning, there is no warm start."""
 
 
 class FromRandom(GatedWarmStart, tag="random"):
@@ -371,7 +370,8 @@ class FromRandom(GatedWarmStart, tag="random"):
 class FromWinStay(WarmStart, tag="win_stay"):
     """A player without knowledge of the task, which repeats an action that paid in an earlier
     episode and tries another one where none did: it teaches to look earlier episodes up. Nothing is
-    cloned if it earns no more than random play, or if a trial takes long."""
+    cloned if it earns no more than random play, or no more than in its first episode, or if a trial
+    takes long."""
 
     repeat_gate: Share = 0.5
     """The learning rate is constant until the loss on repeated actions is at most this share of the

@@ -145,38 +145,69 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
     return sums[::-1]
 
 
+SURE = 2.64
+"""Standard errors by which a rule has to earn more: those of an error of 5 % over six rules, of
+which the best is judged."""
+
+
 class Comparison(NamedTuple):
-    """Hold a rule, and the returns of last episodes by the rule and by random play."""
+    """Hold a rule, and what it earns. A pair is a mean and the half-width of its 95 % interval."""
 
     rule: Rule
-    is_better: bool
-    """Whether the rule earns more by twice the standard error of the difference."""
     by_rule: tuple[float, float]
-    """Mean return of the last episode and the half-width of its 95 % interval."""
+    """Return of the last episode."""
     by_random: tuple[float, float]
     """The same of random play."""
+    lead: tuple[float, float]
+    """Return of the last episode minus that of random play on the same task."""
+    gain: tuple[float, float] | None
+    """Return of the last episode minus that of the first; None if there is one episode."""
+
+    @property
+    def beats_chance(self) -> bool:
+        """Whether the rule clearly earns more than random play."""
+        return _is_clear(self.lead)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the rule is worth cloning: it beats chance, and clearly earns more in its last
+        episode than in its first.
+
+        A rule that gains nothing teaches no looking back, and may leave nothing to explore: with
+        two actions, a policy that was cloned from such a rule began with an entropy of 0.02 nats.
+        """
+        return self.beats_chance and (self.gain is None or _is_clear(self.gain))
 
     def sentence(self, units: float) -> str:
         """Return the comparison as a sentence for people, with returns per unit."""
-        known = [(mean / units, half / units) for mean, half in (self.by_rule, self.by_random)]
-        digits = num_decimals(mean for mean, _ in known)
+        shown = (self.by_rule, self.by_random, self.gain or self.lead)
+        known = [(mean / units, half / units) for mean, half in shown]
+        digits = num_decimals(mean for mean, _ in known[:2])
         # Returns that are all equal, perhaps by chance, say nothing of their spread.
-        rule, chance = (
+        rule, chance, gain = (
             f"{mean:+.{digits}f} ±{f'{half:.{digits}f}' if half else '?'}" for mean, half in known
         )
-        verdict = "more" if self.is_better else "not clearly more"
+        verdict = "more" if self.beats_chance else "not clearly more"
+        is_idle = self.beats_chance and not self.is_better
         return (
             f"a player that repeats what paid earns {rule} in the last episode of {NUM_COMPARED} "
             f"training tasks, {verdict} than random play with {chance}"
+            f"{f', but not clearly more than in its first: {gain}' if is_idle else ''}"
         )
 
 
+def _is_clear(difference: tuple[float, float]) -> bool:
+    mean, half_width = difference
+    return mean > SURE * half_width / 1.96
+
+
 def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
-    """Return the rule whose last episodes earn most, compared with random play; `None` if one of
-    the players plays fewer than two trials.
+    """Return the rule whose last episodes earn most, of those worth cloning if there are any;
+    `None` if one of the players plays fewer than two trials.
 
     Args:
-        play: plays up to `NUM_COMPARED` trials of a player: fewer if trials fail or take too long.
+        play: plays up to `NUM_COMPARED` trials of a player, of different `index`, on the same tasks
+            in each call: fewer if trials fail or take too long.
     """
     by_random = list(play(random_play))
     if len(by_random) < 2:
@@ -190,21 +221,25 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
         "reward": statistics.fmean(turn.reward for turns in episodes for turn in turns),
         "return": statistics.fmean(pay for turns in episodes for pay in returns_to_go(turns)),
     }
-    base, found = _last_returns(by_random), list[Comparison]()
+    last = {trial.index: trial.episode_rewards()[-1] for trial in by_random}
+    found = list[Comparison]()
     # Of rules that earn the same, the first one is kept.
     places: tuple[Place, ...] = ("anywhere", "turn", "state")
     for place, (pay, mean) in itertools.product(places, usual.items()):
         rule = Rule(place, pay, mean)
-        trials = list(play(player_of(rule)))
-        if len(trials) < 2:
+        earned = {trial.index: trial.episode_rewards() for trial in play(player_of(rule))}
+        leads = [earned[index][-1] - last[index] for index in earned if index in last]
+        if len(leads) < 2:
             return None
-        earned = _last_returns(trials)
-        error = math.hypot(base[1], earned[1]) / 1.96
-        found.append(Comparison(rule, earned[0] - base[0] > 2 * error, earned, base))
+        gains = [returns[-1] - returns[0] for returns in earned.values() if len(returns) > 1]
+        by_rule = _mean([returns[-1] for returns in earned.values()])
+        by_chance = _mean(list(last.values()))
+        gain = _mean(gains) if len(gains) > 1 else None
+        found.append(Comparison(rule, by_rule, by_chance, _mean(leads), gain))
     return max(found, key=lambda each: (each.is_better, each.by_rule[0]))
 
 
-def _last_returns(trials: Sequence[Trial]) -> tuple[float, float]:
-    """Return the mean return of last episodes and the half-width of its 95 % interval."""
-    earned = [trial.episode_rewards()[-1] for trial in trials]
-    return statistics.fmean(earned), 1.96 * math.sqrt(statistics.variance(earned) / len(earned))
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of values and the half-width of its 95 % interval."""
+    half_width = 1.96 * math.sqrt(statistics.variance(values) / len(values))
+    return statistics.fmean(values), half_width

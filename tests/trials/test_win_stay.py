@@ -155,11 +155,15 @@ def player(kind, chat, guidance=None):
 @pytest.mark.parametrize(("kind", "place"), [(Arms, "anywhere"), (Boxes, "turn")])
 def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     play = player(kind, chat)
-    rule = best_rule(play).rule
+    found = best_rule(play)
+    rule = found.rule
+    assert found.is_better
     assert (rule.place, rule.pay) == (place, "reward")
     earned = np.mean([trial.episode_rewards() for trial in play(player_of(rule))], axis=0)
     by_random = np.mean([trial.episode_rewards() for trial in play(random_play)], axis=0)
     assert earned[-1] > 2 * by_random[-1]
+    assert found.gain[0] == pytest.approx(earned[-1] - earned[0])
+    assert found.lead[0] == pytest.approx(earned[-1] - by_random[-1])
 
 
 def test_a_reward_at_the_end_of_an_episode_is_that_of_its_actions(chat):
@@ -169,6 +173,20 @@ def test_a_reward_at_the_end_of_an_episode_is_that_of_its_actions(chat):
 def test_no_rule_is_better_than_random_play_where_pay_is_luck(chat):
     random.seed(0)
     assert not best_rule(player(Luck, chat)).is_better
+
+
+def test_a_rule_is_cloned_if_its_lead_and_its_gain_are_clear():
+    rule, clear, unclear = Rule("anywhere", "reward", 0.25), (1.0, 0.7), (1.0, 0.8)
+    for lead, gain, is_better in (
+        (clear, clear, True),
+        (clear, None, True),
+        (unclear, clear, False),
+        (clear, unclear, False),
+    ):
+        found = Comparison(rule, (2.0, 0.5), (1.0, 0.5), lead, gain)
+        assert found.is_better == is_better
+        is_said = ", but not clearly more than in its first: +1.0" in found.sentence(1.0)
+        assert is_said == (gain == unclear)
 
 
 @pytest.mark.parametrize("guidance", [None, Guidance(0, 1, (), "", 0.0)])
@@ -242,7 +260,7 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
 
 def test_the_interval_of_returns_that_are_all_equal_is_unknown():
     rule = Rule("anywhere", "reward", 0.0)
-    said = Comparison(rule, True, (2.0, 0.0), (0.5, 0.25)).sentence(2)
+    said = Comparison(rule, (2.0, 0.0), (0.5, 0.25), (1.5, 0.25), None).sentence(2)
     assert "earns +1.000 ±? in the last episode" in said
     assert said.endswith("random play with +0.250 ±0.125")
 
