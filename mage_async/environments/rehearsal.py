@@ -32,7 +32,7 @@ from mage_async.environments.user_calls import (
     whole_play,
 )
 from mage_async.environments.user_class import SPLITS, ResetStep, ResetStepPlay
-from mage_async.errors import ConfigError
+from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
 from mage_async.user_modules import place_of
 
@@ -276,17 +276,24 @@ _Steps = list[tuple[str, Any]]
 
 
 def rehearsal(
-    name: str, environment: ResetStep, *, compares: bool, now: Callable[[], float]
+    name: str,
+    environment: ResetStep,
+    *,
+    compares: bool,
+    takes_turns: bool,
+    now: Callable[[], float],
 ) -> Rehearsal:
-    """Play the first task of each split, and play it again with the same actions.
+    """Play the first task of each split, and play it again with the same actions while another task
+    is played.
 
-    Every episode of a trial, and every trial of a group, must meet the same instance of a task. A
-    class that cannot repeat an episode is therefore refused, unless the configuration says that
-    its episodes differ on purpose.
+    Every episode of a trial, and every trial of a group, must meet the same instance of a task,
+    whatever other trials do meanwhile. A class that cannot repeat an episode is therefore refused,
+    unless the configuration says that its episodes differ on purpose.
 
     Args:
         name: Name of the environment in the configuration.
         compares: Whether the second episode must equal the first.
+        takes_turns: Whether no two objects may be open at once.
         now: Clock, in seconds.
 
     Raises:
@@ -305,9 +312,17 @@ def rehearsal(
             stepped = [(call, outcome.observation) for call, outcome in first[1:]]
             answers += [observation for _, observation in stepped]
             check_vocabulary(name, environment, [("reset", play.observation), *stepped])
-            if compares:
+            if compares and not takes_turns:
+                other = Task(environment.facts.name, environment.members(split)[-1], 0)
+                any_action = _in_time(_chooser(name, environment), now)
+                beside, _ = yield from _together(
+                    _played(environment.begin(task, 0), _replay(play.history)),
+                    _played(environment.begin(other, 0), any_action),
+                )
+            if compares and (takes_turns or beside != first):
                 again = yield from _played(environment.begin(task, 0), _replay(play.history))
-                _compare(name, task.member, first, again)
+                _compare(name, task.member, first, again, ALONE)
+                _compare(name, task.member, first, again if takes_turns else beside, BESIDE)
     return Longest(max(openings, key=len), max(answers, key=len))
 
 
@@ -434,18 +449,66 @@ def _played(
     return steps
 
 
-def _compare(name: str, member: str, first: _Steps, again: _Steps) -> None:
+def _together(*plays: Generator[Call, Any, _Steps]) -> Generator[Call, Any, list[_Steps]]:
+    """Make the calls of several plays in turn, and return the steps of each. If one fails, the
+    others are closed.
+
+    Raises:
+        CallFault: a call failed.
+        ConfigError: a player found no action.
+    """
+    found: list[_Steps] = [[] for _ in plays]
+    go_on: dict[int, Callable[[], Call]] = {
+        number: partial(next, play) for number, play in enumerate(plays)
+    }
+    fault: Exception | None = None
+    while go_on:
+        for number in list(go_on):
+            try:
+                call = go_on[number]()
+            except StopIteration as end:
+                found[number] = end.value
+                del go_on[number]
+                continue
+            except Exception as error:  # the border to foreign code; raised again
+                fault = fault or error
+                del go_on[number]
+                go_on = {each: partial(plays[each].throw, fault) for each in go_on}
+                break
+            try:
+                go_on[number] = partial(plays[number].send, (yield call))
+            except CallFault as error:
+                go_on[number] = partial(plays[number].throw, error)
+    if fault is not None:
+        raise fault
+    return found
+
+
+ALONE = (
+    "was restarted with the same seed",
+    'draw everything from `seed` and `task`, or set trial.repeats = "fresh" if it is meant to '
+    "differ",
+)
+BESIDE = (
+    "was restarted with the same seed while another task was played",
+    "keep what an episode changes in `self`, and draw from a `random.Random` of its own: many "
+    "objects play at once, and share the class's attributes, globals and `random.seed`",
+)
+"""How an episode was repeated, and what to do if it differed."""
+
+
+def _compare(name: str, member: str, first: _Steps, again: _Steps, how: tuple[str, str]) -> None:
     """Check that a restart repeated an episode.
 
     Raises:
         ConfigError: it did not; the error has the first difference.
     """
+    when, remedy = how
     for (call, one), (_, other) in zip(first, again, strict=False):
         if one != other:
             raise ConfigError(
-                f"environment {name!r}: task {member} was restarted with the same seed, and {call} "
-                f"gave {_short(other)} after {_short(one)}: draw everything from `seed` and "
-                '`task`, or set trial.repeats = "fresh" if it is meant to differ'
+                f"environment {name!r}: task {member} {when}, and {call} "
+                f"gave {_short(other)} after {_short(one)}: {remedy}"
             )
 
 

@@ -82,7 +82,7 @@ def test_the_first_example_of_a_page_is_an_environment_of_two_methods(
     assert len(lines) <= 25
     assert sum(line.lstrip().startswith("def ") for line in lines) == 2
     times, room = rehearsed(config)[1:]
-    assert re.match(r"rehearsal: 4 × reset took .* s each, at most .* s; \d+ × step took", times)
+    assert re.match(r"rehearsal: 6 × reset took .* s each, at most .* s; \d+ × step took", times)
     assert "needs about" in room
     environment = environment_of(config)
     assert environment.facts.example == "1"
@@ -463,6 +463,12 @@ LEGAL = "    def legal_actions(self):\n        return "
         (
             STEP + "str(random.random()), 0, False",
             "was restarted with the same seed, and step('1 2 3') gave",
+        ),
+        (
+            "    def reset(self, seed, task): random.seed(task); return 'go'\n"
+            + STEP
+            + "str(random.random()), 0, False",
+            "task 0 was restarted with the same seed while another task was played, and step(",
         ),
     ],
 )

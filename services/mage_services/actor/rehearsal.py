@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from mage_async.assembly import environment_of, named_parts
 from mage_async.config.schema import Config, Tiny
 from mage_async.environments.agent import AgentTasks
+from mage_async.environments.catalogue import LOADERS
 from mage_async.environments.environment import Environment
 from mage_async.environments.legal_pattern import matching_texts
 from mage_async.environments.rehearsal import (
@@ -162,7 +163,12 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
     if isinstance(environment, ResetStep):
         # With "fresh" the user says that episodes of a task begin differently.
         compares = config.trial.repeats == "same"
-        return rehearsal(name, environment, compares=compares, now=time.monotonic)
+        # What another library's server can hold at once is not known.
+        is_library = name.partition(":")[0] in LOADERS
+        takes_turns = is_library or config.environment.most_open == 1
+        return rehearsal(
+            name, environment, compares=compares, takes_turns=takes_turns, now=time.monotonic
+        )
     return whole_rehearsal(name, environment)
 
 
