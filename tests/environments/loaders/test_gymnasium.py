@@ -155,7 +155,7 @@ def test_what_cannot_be_repeated_is_refused_before_anything_starts() -> None:
 
 def test_advice_is_about_what_a_librarys_environment_has() -> None:
     said = rehearsed("gymnasium:Taxi-v4", "engine.max_tokens=2000")
-    assert said[-1].endswith("raise it, or lower environment.options.turns")
+    assert said[-1].endswith("raise engine.max_tokens, or lower environment.options.turns")
     tiny = config_file.load(config_file.find(None), ["environment.name=gymnasium:Taxi-v4"])
     told = r'of which policy\.kind = "tiny" is built: set policy\.source to a pretrained model$'
     with pytest.raises(ConfigError, match=told):
