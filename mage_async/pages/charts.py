@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from mage_async.policy_version import OLDEST_AGE
+from mage_async.trajectory import num_decimals
 
 # Line charts, drawn by `templates/chart.svg`.
 
@@ -103,6 +104,13 @@ class Chart:
     """Lines with a label, and the height of each label."""
     links: Sequence[tuple[float, float, str, str]] = ()
     """Parts of the x axis that can be clicked: left end, width, address and title."""
+
+    def end_text(self, line: Series) -> str:
+        """Return the last value of a labelled line, with as many decimals as those of the others
+        have.
+        """
+        digits = num_decimals(other.finite[-1][1] for other, _ in self.labels) - 1
+        return figure(round(line.finite[-1][1], digits))
 
     def with_links(self, address: Callable[[int], str], noun: str, xs: Sequence[int]) -> "Chart":
         """Return the chart with links: a click leads to the address of the nearest of `xs`.
@@ -450,13 +458,25 @@ def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
 
 
-def signed(value: float, digits: int = 2) -> str:
-    """Format a return: +0.75, −0.02, and 0.00 without a sign."""
+def signed(value: float, digits: int | None = None) -> str:
+    """Format a return: +0.75, −0.02, and 0.00 without a sign.
+
+    Args:
+        digits: Number of decimals; None for two, or more if the value is in a small unit.
+    """
     if not math.isfinite(value):
         return _not_finite(value)
+    if digits is None:
+        digits = num_decimals([value]) - 1
     text = f"{abs(value):.{digits}f}"
     is_zero = float(text) == 0
     return text if is_zero else ("+" if value > 0 else MINUS) + text
+
+
+def arrows(returns: Sequence[float]) -> str:
+    """Format the returns of a trial's episodes, all with the same digits: +0.10 → +0.75."""
+    digits = num_decimals(returns) - 1
+    return " → ".join(signed(value, digits) for value in returns)
 
 
 def figure(value: float) -> str:

@@ -12,6 +12,7 @@ from mage_async.doctor import examine
 from mage_async.pages.charts import (
     FATE_COLOURS,
     Chart,
+    arrows,
     duration,
     fate_bar,
     figure,
@@ -209,7 +210,7 @@ def _unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
         )
     if points := curve_points(records, "heldout"):
         version, score = points[-1]
-        returns = " → ".join(signed(value) for value in score["return_by_episode"])
+        returns = arrows(score["return_by_episode"])
         text += f" The curve's last point, version {version}, held-out: {returns}."
     return text
 

@@ -12,6 +12,7 @@ from mage_async.pages.charts import (
     LABEL_GAP,
     Series,
     age_bar,
+    arrows,
     duration,
     figure,
     line_chart,
@@ -83,7 +84,14 @@ def test_a_line_of_one_value_is_drawn_whatever_its_size(value):
 
 
 def test_numbers_read_as_a_person_writes_them():
-    assert [signed(v) for v in (0.754, -0.02, -0.001, 0.0)] == ["+0.75", "−0.02", "0.00", "0.00"]
+    assert [signed(v) for v in (0.754, -0.02, -0.001, 0.0)] == [
+        "+0.75",
+        "−0.02",
+        "−0.00100",
+        "0.00",
+    ]
+    assert signed(-0.001, 2) == "0.00"
+    assert arrows([0.0004, 0.00051]) == "+0.00040 → +0.00051"
     assert [figure(v) for v in (0.0, 0.0123, 1.234, 56.78, 1234.0, 29376.0, 2.5e6)] == [
         "0",
         "0.0123",
@@ -132,6 +140,12 @@ def test_a_bar_of_ages_says_that_its_oldest_tokens_may_be_older():
         "8 or more steps: 30 %",
     ]
     assert [part.text for part in bar.parts] == ["0: 50 %", "1: 20 %", "8+: 30 %"]
+
+
+def test_lines_in_a_small_unit_have_their_values_beside_their_labels():
+    lines = [Series(name, [(0.0, y), (1.0, y)], "e0") for name, y in (("a", 4e-4), ("b", 9e-4))]
+    drawn = svg(line_chart(lines, described=""))
+    assert re.findall(r'class="value">([^<]+)', drawn) == ["4.0e−4", "9.0e−4"]
 
 
 def test_text_of_a_chart_is_escaped_and_its_markup_is_not():

@@ -150,3 +150,14 @@ def test_a_turn_knows_the_versions_of_its_tokens(chat):
     assert shown.staleness == 2
     assert shown.logprob == -0.5 * (len(ids) - 1)
     assert shown.info == '{"hidden": 3}'
+
+
+def test_rewards_in_a_small_unit_are_no_zeros():
+    group = ListedGroup(1, 2, "rock", 0, "5", "actor-0", 0, 2, 4, None)
+    two = [listed(1, 0, [0.0004]), listed(1, 1, [2.0])]
+    rows = group_rows([group], two, two, TrialFilter())
+    metrics = {"facts": [], "others": [], "returns": [0.0004, 0.0005]}
+    lists = {"episodes": [], "histogram": None, "wanted": TrialFilter(), "all_address": ""}
+    page = fill("step.html", frame=FRAME, rows=rows, **metrics, **lists)
+    assert re.findall(r'class="reward plus">([^<]+)', page) == ["+0.00040", "+2"]
+    assert "+0.00040 → +0.00050 return by episode" in page
