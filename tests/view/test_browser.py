@@ -155,3 +155,19 @@ def test_a_form_of_ours_is_answered(run, tmp_path):
         await tab.until("document.body.textContent.includes('no member')")
 
     in_browser(tmp_path, work)
+
+
+def test_long_numbers_and_names_stay_in_their_places(run, tmp_path):
+    async def work(tab, server):
+        for width in (1280, 390):
+            await tab.look(width=width)
+            await tab.open(f"{server.address}runs/finished/")
+            await tab.do("document.querySelector('h1').prepend('Name'.repeat(50))")
+            for selector, text in (("b", "+0.00042"), (".interval", "± 0.00033")):
+                found = f"document.querySelector('.hero .big {selector}')"
+                await tab.do(f"{found}.textContent = '{text}'")
+            assert not await tab.do(WIDER)
+            hero = "document.querySelector('.hero')"
+            assert await tab.do(f"{hero}.scrollWidth <= {hero}.clientWidth")
+
+    in_browser(tmp_path, work)
