@@ -161,3 +161,12 @@ def test_rewards_in_a_small_unit_are_no_zeros():
     page = fill("step.html", frame=FRAME, rows=rows, **metrics, **lists)
     assert re.findall(r'class="reward plus">([^<]+)', page) == ["+0.00040", "+2"]
     assert "+0.00040 → +0.00050 return by episode" in page
+
+
+def test_the_title_of_a_tab_names_the_run():
+    frames = (Frame("/token/", "step 2", run="mine"), Frame("/token/", "mine", run="mine"))
+    titles = [
+        re.search("<title>(.*)</title>", fill("sentence.html", frame=frame, sentence=""))[1]
+        for frame in frames
+    ]
+    assert titles == ["step 2 · mine · mage view", "mine · mage view"]
