@@ -167,7 +167,18 @@ def test_long_numbers_and_names_stay_in_their_places(run, tmp_path):
                 found = f"document.querySelector('.hero .big {selector}')"
                 await tab.do(f"{found}.textContent = '{text}'")
             assert not await tab.do(WIDER)
+            lone = "document.querySelector('.pair:has(figure)')"
+            await tab.do(f"{lone}.lastElementChild.remove()")
+            share = f"{lone}.firstElementChild.offsetWidth / {lone}.offsetWidth"
+            assert await tab.do(share) < 0.6 or width < 600
             hero = "document.querySelector('.hero')"
             assert await tab.do(f"{hero}.scrollWidth <= {hero}.clientWidth")
+        await tab.open(f"{server.address}runs/finished/step/2")
+        await tab.click("li a.what")
+        await tab.do(
+            "document.querySelector('.completion .words').textContent = 'Word'.repeat(99);"
+            "document.querySelector('.completion').innerHTML += '<i class=advantage></i>'"
+        )
+        assert await tab.do("document.querySelector('.advantage').offsetWidth") == 7
 
     in_browser(tmp_path, work)
