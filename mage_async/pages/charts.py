@@ -142,19 +142,35 @@ def line_chart(
     Args:
         described: Content of the chart in words, for readers who cannot see it.
         x_names: Named ticks of the x axis; empty for round numbers.
-        y_span: Range of the y axis; None for the range of the lines.
+        y_span: Range of the y axis; None for `y_range` of the lines.
     """
     drawn = [line for line in series if line.finite]
     if not drawn:
         return None
-    points = [point for line in drawn for point in line.finite]
-    across, down = _span([x for x, _ in points], 0.0), _span([y for _, y in points], 0.06)
-    area = PlotArea(across, y_span or down, right=_label_width(drawn))
+    across = _span([x for line in drawn for x, _ in line.finite], 0.0)
+    area = PlotArea(across, y_span or y_range(drawn), right=_label_width(drawn))
     # A chart of many lines, such as those of 20 episodes, is as high as its labels need.
     least = area.top + area.bottom + LABEL_GAP * sum(bool(line.label) for line in drawn)
     area = replace(area, height=max(area.height, least))
     named = x_names or [(x, figure(x)) for x in ticks(*area.x, 5)]
     return Chart(described, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
+
+
+def y_range(series: Sequence[Series]) -> tuple[float, float]:
+    """Return the range of the y axis that shows some lines and, as far as the lines keep a ninth of
+    the height, their bands; from 0 to 1 if no point can be drawn.
+    """
+    ys = [y for line in series for _, y in line.finite] or [0.0, 1.0]
+    ends = [
+        end
+        for line in series
+        for (_, y), half in zip(line.points, line.half_widths, strict=False)
+        for end in (y - half, y + half)
+        if math.isfinite(end)
+    ]
+    low, high = min(ys), max(ys)
+    room = 4 * (high - low) or math.inf  # a level line leaves its band all the height
+    return _span([max(low - room, min([low, *ends])), min(high + room, max([high, *ends]))], 0.06)
 
 
 def small_chart(values: Sequence[Point], *, described: str) -> Chart | None:

@@ -5,7 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mage_async.pages.charts import Chart, Point, Series, figure, line_chart, small_chart, words
+from mage_async.pages.charts import (
+    Chart,
+    Point,
+    Series,
+    figure,
+    line_chart,
+    small_chart,
+    words,
+    y_range,
+)
 from mage_async.results.metrics import explanation_of
 from mage_async.results.run_files import Record, RunRecords
 from mage_async.results.summary import SETS, weighted_mean
@@ -29,13 +38,10 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
         ]
         for split in CAPTIONS
     }
-    returns = [y for series in lines.values() for line in series for _, y in line.finite]
-    low, high = min(returns, default=0.0), max(returns, default=1.0)
-    margin = 0.06 * (high - low) or 0.5  # 0.5 if all returns are equal
+    span = y_range([line for series in lines.values() for line in series])
     charts = []
     for split, caption in CAPTIONS.items():
         described = f"return of each episode against steps, {caption}"
-        span = (low - margin, high + margin)
         charts.append((caption, line_chart(lines[split], described=described, y_span=span)))
     return charts
 

@@ -75,6 +75,17 @@ def test_ticks_of_a_tiny_range_are_apart():
     assert ticks(0.0, 1e-11, 5) == [0.0, 2.5e-12, 5e-12, 7.5e-12, 1e-11]
 
 
+@pytest.mark.parametrize(
+    ("returns", "half", "shown"),
+    [([0.4, 0.5], 0.05, 0.05), ([0.4, 0.5], 9.0, 0.4), ([0.4, 0.4], 0.3, 0.3)],
+)
+def test_an_interval_is_not_cut_by_the_axis_unless_its_line_would_be_flat(returns, half, shown):
+    line = Series("held-out", [*enumerate(returns)], "heldout", [half, half])
+    low, high = line_chart([line], described="").area.y
+    margin = 0.06 * (max(returns) - min(returns) + 2 * shown)
+    assert (low, high) == pytest.approx((0.4 - shown - margin, returns[1] + shown + margin))
+
+
 @pytest.mark.parametrize("value", [1e17, -1e17, 1e300, 0.0])
 def test_a_line_of_one_value_is_drawn_whatever_its_size(value):
     chart = line_chart([Series("kl", [(1.0, value), (2.0, value)], "accent")], described="kl")
