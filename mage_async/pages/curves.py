@@ -272,15 +272,15 @@ def metric_unit(name: str) -> str:
 
 def _mean(records: RunRecords, name: str) -> float:
     """Return the mean of a metric over the steps that recorded a finite value; NaN without any."""
-    # Rates are averaged over time, as in the summary; other metrics over steps.
-    steps = zip(records.metrics, records.step_s(), strict=True)
-    recorded = [(line[name], seconds) for line, seconds in steps if name in line]
-    pairs = [(value, seconds) for value, seconds in recorded if math.isfinite(value)]
-    if not pairs:
+    lines = [line for line in records.metrics if math.isfinite(line.get(name, math.nan))]
+    if not lines:
         return math.nan
+    # Rates are averaged over time, as in the summary; other metrics over steps. Steps train equally
+    # many trials, so the time of a step is inverse to its trials/s. It is not the time since the
+    # line before: a live page has only some of the steps of a long run.
     is_rate = name.endswith("_per_s")
-    weights = [seconds if is_rate else 1.0 for _, seconds in pairs]
-    return weighted_mean([value for value, _ in pairs], weights)
+    weights = [1 / line["trials_per_s"] if is_rate else 1.0 for line in lines]
+    return weighted_mean([line[name] for line in lines], weights)
 
 
 def _metric_line(metrics: Sequence[Record], name: str, label: str, css: str) -> Series:

@@ -22,8 +22,9 @@ from mage_async.pages.charts import (
     spread,
     ticks,
 )
-from mage_async.pages.curves import staleness
+from mage_async.pages.curves import metric_charts, staleness
 from mage_async.pages.templating import svg
+from mage_async.results.run_files import RunRecords
 
 
 @given(st.lists(st.floats(0, 200), min_size=1, max_size=9), st.floats(1, 20), st.floats(100, 200))
@@ -186,3 +187,14 @@ def test_the_chart_of_staleness_holds_the_bound_and_what_exceeds_it(largest):
     assert len(heights) == 6 - math.isnan(largest)
     assert min(heights) >= chart.area.top
     assert max(heights) <= chart.area.height - chart.area.bottom
+
+
+def test_the_mean_of_a_rate_is_over_time_also_if_only_some_steps_are_known():
+    took = [4.0, 0.5] * 6  # seconds of steps of 144 trials, which wait for their batch in turns
+    lines = [
+        {"step": step, "time_s": sum(took[:step]), "trials_per_s": 144 / took[step - 1]}
+        for step in range(1, 13)
+    ]
+    for known in (lines, lines[::3]):
+        records = RunRecords(None, known, [], {}, {}, [], {})
+        assert [each.mean for each in metric_charts(records, ["trials_per_s"])] == ["64"]

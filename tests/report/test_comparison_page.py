@@ -234,12 +234,12 @@ def test_a_damaged_summary_is_said_in_a_sentence(make_run, damage, says):
         write_report([place], None)
 
 
-@pytest.mark.parametrize("others", [(), ("b",)])
-def test_what_a_file_of_a_run_lacks_is_named(make_run, tmp_path, others):
+@pytest.mark.parametrize(("others", "field"), [((), "trials_per_s"), (("b",), "time_s")])
+def test_what_a_file_of_a_run_lacks_is_named(make_run, tmp_path, others, field):
     (place, *rest) = summarised(make_run, "a", *others)
     lines_ = place.metrics.read_text().splitlines()
-    place.metrics.write_text("".join(line.replace("time_s", "time") + "\n" for line in lines_))
-    with pytest.raises(RunError, match="lacks 'time_s': it is damaged, or another version"):
+    place.metrics.write_text("".join(line.replace(field, "other") + "\n" for line in lines_))
+    with pytest.raises(RunError, match=f"lacks '{field}': it is damaged, or another version"):
         write_report([place, *rest], tmp_path / "page.html")
 
 

@@ -206,14 +206,16 @@ class RunReader:
 
     def metrics(self, at_most: int) -> list[Record]:
         """Return metrics, oldest first; if the run has more than `at_most` steps, evenly spaced
-        ones, up to the newest.
+        ones, up to the newest, of which every other one has an odd number.
         """
         ends = "SELECT (SELECT min(number) FROM steps), (SELECT max(number) FROM steps)"
         low, high = self._one(ends)  # two inner queries, of which each reads one end of the table
         if low is None:
             return []
         # -(-a // b) is a / b, rounded up.
-        every = max(1, -(-(high - low + 1) // at_most))
+        # An odd distance: where fresh and stale steps take turns, an even one would show only one
+        # of the two kinds.
+        every = max(1, -(-(high - low + 1) // at_most)) | 1
         return self._records("steps", range(high, low - 1, -every))
 
     def newest_metrics(self, at_most: int, after: int) -> list[Record]:
