@@ -391,12 +391,14 @@ def trial_as_dict(trial: Trial, decode: Decode, version: int) -> dict[str, Any]:
 
 def num_decimals(returns: Iterable[float]) -> int:
     """Return how many decimals returns are shown with: 3, or more if all are smaller than 0.01, so
-    that two or three digits are left of them.
+    that two or three digits are left of them; 1 if one of them is 100 or larger.
 
     Args:
         returns: Those that are compared, and half-widths of their intervals. One that is not finite
             does not count.
     """
     largest = max(map(abs, filter(math.isfinite, returns)), default=0.0)
+    if largest >= 100:
+        return 1
     # Still smaller ones are rounding errors of 0.
     return 3 + int(-math.log10(largest)) if 1e-9 < largest < 0.01 else 3

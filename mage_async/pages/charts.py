@@ -475,17 +475,17 @@ def _not_finite(value: float) -> str:
 
 
 def signed(value: float, digits: int | None = None) -> str:
-    """Format a return: +0.75, −0.02, and 0.00 without a sign.
+    """Format a return: +0.75, −0.02, −12,000, and 0.00 without a sign.
 
     Args:
-        digits: Number of decimals; None for two, or more if the value is in a small unit.
+        digits: Number of decimals; None for as many as `num_decimals` has for single returns.
     """
     if not math.isfinite(value):
         return _not_finite(value)
     if digits is None:
         digits = num_decimals([value]) - 1
-    text = f"{abs(value):.{digits}f}"
-    is_zero = float(text) == 0
+    text = f"{abs(value):,.{digits}f}"
+    is_zero = round(value, digits) == 0
     return text if is_zero else ("+" if value > 0 else MINUS) + text
 
 

@@ -102,7 +102,7 @@ def test_numbers_read_as_a_person_writes_them():
         "−0.00100",
         "0.00",
     ]
-    assert signed(-0.001, 2) == "0.00"
+    assert [signed(-0.001, 2), signed(675.4), signed(-12e3)] == ["0.00", "+675", "−12,000"]
     assert arrows([0.0004, 0.00051]) == "+0.00040 → +0.00051"
     assert [figure(v) for v in (0.0, 0.0123, 1.234, 56.78, 1234.0, 29376.0, 2.5e6)] == [
         "0",

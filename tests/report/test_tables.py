@@ -62,7 +62,7 @@ def test_of_many_members_those_with_the_lowest_and_the_highest_returns_are_liste
     assert list(map(len, last)) == [MOST_SHOWN, MOST_MEMBERS - MOST_SHOWN]
     for each in last:
         assert each == sorted(each, key=lambda text: float(text.replace(MINUS, "-")))
-    assert [(each[0], each[-1]) for each in last] == [("0.00", "+255.00"), ("+10.00", "+245.00")]
+    assert [(each[0], each[-1]) for each in last] == [("0", "+255"), ("+10", "+245")]
     assert found["num_members"] == 256
     few = dict(list(returns.items())[:3])
     (found,) = family_tables({"train": {"by_family": {}, "by_member": few}}, 256.0)
