@@ -103,6 +103,11 @@ class Arm:
         return f"without {', '.join(methods)}"
 
     @property
+    def environment(self) -> str:
+        """The name of the environment. Returns in different ones cannot be compared."""
+        return self.runs[0].records.config.environment.name
+
+    @property
     def unfinished(self) -> str:
         """Clause with the number of runs that have not trained all their steps; "" for none."""
         number = sum(not run.summary["complete"] for run in self.runs)
@@ -271,7 +276,8 @@ AXES: Mapping[str, Callable[[ComparedRun, int], float]] = {
 
 
 def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
-    """Return charts of the last episode's return by x axis, with bands over seeds.
+    """Return charts of the last episode's return, with bands over seeds: by x axis and, if there
+    are several, by environment.
 
     Returns:
         A key of `SPLITS`, and the charts: held-out tasks if every run recorded a curve, the
@@ -284,8 +290,13 @@ def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
             break
     charts = {}
     for axis, x_of in AXES.items():
-        series = [_arm_line(*each, x_of) for each in zip(shown, COLOURS, points, strict=False)]
-        charts[axis] = line_chart(series, described="the last episode's return of every arm")
+        drawn: dict[str, list[Series]] = {}
+        for arm, colour, by_run in zip(shown, COLOURS, points, strict=False):
+            drawn.setdefault(arm.environment, []).append(_arm_line(arm, colour, by_run, x_of))
+        for name, series in drawn.items():
+            caption = f"{axis}, {name}" if len(drawn) > 1 else axis
+            described = "the last episode's return of every arm"
+            charts[caption] = line_chart(series, described=described)
     return shown_split, charts
 
 
@@ -325,6 +336,8 @@ def _difference_table(first: Arm, others: Sequence[Arm]) -> Table:
     for arm in others:
         gaps = paired(first, arm, "evaluation", "heldout", *LAST)
         text = _interval_text(gaps) if gaps else "no seed in common"
+        if arm.environment != first.environment:
+            text, gaps = "another environment", []
         rows.append(TableRow(arm.label, [TableCell(text), TableCell(str(len(gaps)))]))
     return Table(["", "last episode, difference", "seeds"], rows)
 

@@ -135,6 +135,15 @@ def _last(run):
     return run.summary["evaluation"]["heldout"]["return_by_episode"][-1]
 
 
+def test_returns_in_different_environments_have_their_own_charts_and_no_difference(runs):
+    config = runs[0].records.config
+    maze = structs.replace(config, environment=structs.replace(config.environment, name="maze"))
+    page = compare([runs[1], replace(runs[0], records=replace(runs[0].records, config=maze))])
+    assert "another environment" in page
+    captions = re.findall("<figcaption>(.*by trials.*)</figcaption>", page)
+    assert captions == ["held-out tasks, by trials, rps", "held-out tasks, by trials, maze"]
+
+
 def test_differences_are_taken_seed_by_seed(runs):
     first, second = arms(runs)
     expected = [_last(b) - _last(a) for a, b in zip(first.runs, second.runs, strict=False)]
