@@ -547,6 +547,11 @@ def ago(seconds: float) -> str:
     return "just now"
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number with its noun: 1 step, 1,024 steps, no steps."""
+    return f"{number:,} {noun}{'s' * (number != 1)}" if number else f"no {noun}s"
+
+
 def words(name: str) -> str:
     """Return an identifier as words: `grad_norm` is grad norm, `trials_per_s` is trials/s."""
     return name.replace("_per_s", "/s").replace("_", " ")

@@ -255,19 +255,21 @@ def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart
             (float(line["step"]), float(line[name])) for line in records.metrics if name in line
         ]
         if points:
-            unit, meaning = metric_unit(name), explanation_of(name)[1]
+            unit, meaning = explanation_of(name)
             # "train_s" is labelled "train time".
-            label = words(f"{name.removesuffix('_s')}_time" if unit == " s" else name)
+            label = words(f"{name.removesuffix('_s')}_time" if unit == "s" else name)
             chart = small_chart(points, described=f"{label}: {meaning}")
-            mean = f"{figure(_mean(records, name))}{unit}"
+            mean = with_unit(name, _mean(records, name))
             charts.append(MetricChart(label, meaning, mean, chart))
     return charts
 
 
-def metric_unit(name: str) -> str:
-    """Return the unit of a metric with a leading space; empty for numbers, shares and rates."""
-    unit = explanation_of(name)[0]
-    return "" if unit in ("1", "share", "1/s") else f" {unit}"
+def with_unit(name: str, value: float) -> str:
+    """Return the value of a metric with its unit; without one for numbers, shares and rates."""
+    text, unit = figure(value), explanation_of(name)[0]
+    if text == "1" and "/" not in unit and unit != "s":
+        unit = unit.removesuffix("s")  # 1 step
+    return text if unit in ("", "1", "share", "1/s") else f"{text} {unit}"
 
 
 def _mean(records: RunRecords, name: str) -> float:

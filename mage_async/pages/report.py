@@ -13,6 +13,7 @@ from mage_async.pages.charts import (
     FATE_COLOURS,
     Chart,
     arrows,
+    counted,
     duration,
     fate_bar,
     figure,
@@ -60,7 +61,6 @@ from mage_async.results.summary import (
     chosen_note,
     numbers_note,
     reference_rows,
-    steps_in_words,
     unplayed_note,
     worse_note,
 )
@@ -100,13 +100,14 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     name, units = summary["environment"]["name"], summary["environment"]["units"]
     diversity, harder = summary.get("diversity"), summary.get("harder")
     evaluation = summary.get("evaluation", {})
+    steps = counted(summary["steps"], "step")
     done = "" if summary["complete"] else ", not finished"
     kind = words(summary["credit"]["kind"])
     return fill(
         "run.html",
         title=f"{name} · seed {summary['seed']} · mage",
         name=name,
-        run_line=f"{steps_in_words(summary)}{done} · seed {summary['seed']} · {kind} credit",
+        run_line=f"{steps}{done} · seed {summary['seed']} · {kind} credit",
         verdict=verdict(evaluation) if "heldout" in evaluation else _unfinished(records, summary),
         tiles=_set_tiles(evaluation) if "heldout" in evaluation else [],
         levels=" · ".join(map(_last_value, reference_rows(summary))),

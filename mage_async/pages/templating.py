@@ -13,7 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mage_async.pages.charts import Chart, Histogram, arrows, figure, percent, signed
+from mage_async.pages.charts import Chart, Histogram, arrows, counted, figure, percent, signed
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = TEMPLATES / "style.css"
@@ -70,7 +70,13 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"arrows": arrows, "figure": figure, "signed": signed, "svg": svg}
+_ENVIRONMENT.filters |= {
+    "arrows": arrows,
+    "counted": counted,
+    "figure": figure,
+    "signed": signed,
+    "svg": svg,
+}
 
 
 # The frame of every page of `mage view`.

@@ -185,11 +185,6 @@ def _unplayed(records: RunRecords) -> Record | None:
     return {"versions": versions, "num_due": len(due)} if versions else None
 
 
-def steps_in_words(summary: Mapping[str, Any]) -> str:
-    """Return the number of steps of a run, such as "60 steps"."""
-    return f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}"
-
-
 def unplayed_note(summary: Mapping[str, Any]) -> str:
     """Return a sentence on the points that the curve lacks; "" if it lacks none."""
     if "unplayed" not in summary:

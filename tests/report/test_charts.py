@@ -13,6 +13,7 @@ from mage_async.pages.charts import (
     Series,
     age_bar,
     arrows,
+    counted,
     duration,
     figure,
     line_chart,
@@ -22,7 +23,7 @@ from mage_async.pages.charts import (
     spread,
     ticks,
 )
-from mage_async.pages.curves import metric_charts, staleness
+from mage_async.pages.curves import metric_charts, staleness, with_unit
 from mage_async.pages.templating import svg
 from mage_async.results.run_files import RunRecords
 
@@ -142,6 +143,12 @@ def test_numbers_read_as_a_person_writes_them():
 @pytest.mark.parametrize("written", [figure, signed, percent])
 def test_a_number_that_is_not_finite_is_written_as_such(written):
     assert [written(v) for v in (math.nan, math.inf, -math.inf)] == ["NaN", "∞", "−∞"]
+
+
+def test_a_number_has_its_noun_in_the_right_number():
+    assert [counted(n, "step") for n in (0, 1, 2048)] == ["no steps", "1 step", "2,048 steps"]
+    units = [with_unit("staleness_max", n) for n in (1.0, 2.0)] + [with_unit("train_s", 1.0)]
+    assert units == ["1 step", "2 steps", "1 s"]
 
 
 def test_a_bar_of_ages_says_that_its_oldest_tokens_may_be_older():

@@ -57,6 +57,7 @@ def _nodes(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_async.config.defaults import default_actors
     from mage_async.doctor.cluster_faults import faults_of
+    from mage_async.pages.charts import counted
     from mage_services.cluster.examination import examine
     from mage_services.cluster.placement import check as check_placed
 
@@ -66,9 +67,9 @@ def _nodes(given: argparse.Namespace) -> int:
     began = time.monotonic()
     facts, needs = examine(given.cluster, config, given.actors or default_actors(config))
     faults = faults_of(facts, needs)
-    nodes = _counted(1 + len(facts.others) + len(facts.silent), "node")
+    nodes = counted(1 + len(facts.others) + len(facts.silent), "node")
     seconds = time.monotonic() - began
-    print(f"{given.cluster}: {nodes} in {seconds:.1f} s, {_counted(len(faults), 'fault')}")
+    print(f"{given.cluster}: {nodes} in {seconds:.1f} s, {counted(len(faults), 'fault')}")
     for fault in faults:
         print(f"  {fault}")
     if needs.unsized:
@@ -79,6 +80,7 @@ def _nodes(given: argparse.Namespace) -> int:
 def _all_runs(given: argparse.Namespace) -> int:
     """Print the findings of every run; return 1 if there are any, else 0."""
     from mage_async.doctor import examine
+    from mage_async.pages.charts import counted
     from mage_async.results.progress import before_first_step, printable
     from mage_async.results.run_files import read_document, read_lines, read_records
     from mage_services.processes.run_lock import is_held
@@ -103,17 +105,12 @@ def _all_runs(given: argparse.Namespace) -> int:
             # Lines without "note: " only say how far the run is.
             num_notes = sum(line.startswith("note: ") for line in lines)
             num_found += len(findings) + num_notes
-            counts = [_counted(len(records.metrics), "step"), _counted(len(findings), "finding")]
-            counts += [_counted(num_notes, "note")] if num_notes else []
+            counts = [counted(len(records.metrics), "step"), counted(len(findings), "finding")]
+            counts += [counted(num_notes, "note")] if num_notes else []
             print(f"{place.root}: {', '.join(counts)}")
             for line in (*(finding.sentence() for finding in findings), *map(printable, lines)):
                 print(f"  {line}")
     return EXIT_FOUND if num_found else 0
-
-
-def _counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 step" or "no steps"."""
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def _runs(roots: Sequence[Path]) -> Iterator[RunDirectory]:

@@ -33,6 +33,7 @@ def write_report(named: Sequence[RunDirectory], output: Path | None) -> None:
         RunError: a directory is no run, a run has not ended or is damaged, or the page cannot be
             written.
     """
+    from mage_async.pages.charts import counted
     from mage_async.pages.comparison import compare, lines, read_run
     from mage_async.pages.report import render
 
@@ -46,7 +47,7 @@ def write_report(named: Sequence[RunDirectory], output: Path | None) -> None:
     width = max((len(row["arm"]) for row in rows), default=0)
     for row in rows:
         print(
-            f"{row['arm']:<{width}}  {row['runs']} runs{row['unfinished']}  "
+            f"{row['arm']:<{width}}  {counted(row['runs'], 'run')}{row['unfinished']}  "
             f"held-out, last episode {row['last']}  blind {row['blind']}  "
             f"swapped {row['swapped']}"
         )

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mage_async.admission.ledger import OTHER_REASONS
+from mage_async.pages.charts import counted
 from mage_async.results.intervals import half_text
 from mage_async.results.progress import drop_kind, dropped_by_kind, printable
 from mage_async.results.summary import (
@@ -26,7 +27,6 @@ from mage_async.results.summary import (
     probe_rows,
     reference_rows,
     set_rows,
-    steps_in_words,
     unplayed_note,
     worse_note,
 )
@@ -138,7 +138,7 @@ def _title(summary: dict[str, Any]) -> str:
     """Return the title: environment, seed and number of steps."""
     done = "" if summary["complete"] else "  (not finished)"
     name = escape(summary["environment"]["name"])
-    title = f"{name}  seed {summary['seed']}  {steps_in_words(summary)}{done}"
+    title = f"{name}  seed {summary['seed']}  {counted(summary['steps'], 'step')}{done}"
     evaluated = summary.get("evaluated_step", summary["steps"])
     return title if evaluated == summary["steps"] else f"{title}  evaluated at step {evaluated}"
 

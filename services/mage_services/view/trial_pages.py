@@ -19,7 +19,7 @@ from markupsafe import Markup
 from mage_async.errors import MageError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.pages.charts import Histogram, bin_edges, figure, histogram, words
-from mage_async.pages.curves import metric_unit
+from mage_async.pages.curves import with_unit
 from mage_async.pages.templating import fill
 from mage_async.pages.turns import ShownTurn, TurnCredit, shown_tokens, shown_trial
 from mage_async.results.metrics import explanation_of
@@ -222,7 +222,7 @@ def step(request: PageRequest) -> Markup:
         facts=[
             (
                 words(name).removesuffix(" s"),  # seconds: the unit stands behind the value
-                f"{figure(metrics[name])}{metric_unit(name)}",
+                with_unit(name, metrics[name]),
                 explanation_of(name)[1],
             )
             for name in FIRST_METRICS
