@@ -152,7 +152,10 @@ def line_chart(
     # A chart of many lines, such as those of 20 episodes, is as high as its labels need.
     least = area.top + area.bottom + LABEL_GAP * sum(bool(line.label) for line in drawn)
     area = replace(area, height=max(area.height, least))
-    named = x_names or [(x, figure(x)) for x in ticks(*area.x, 5)]
+    # Among steps and versions, which are whole numbers, are no 1.5.
+    is_whole = all(x % 1 == 0 for line in drawn for x, _ in line.finite)
+    marks = [x for x in ticks(*area.x, 5) if not is_whole or x % 1 == 0]
+    named = x_names or [(x, figure(x)) for x in marks]
     return Chart(described, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
 
 

@@ -88,6 +88,12 @@ def test_an_interval_is_not_cut_by_the_axis_unless_its_line_would_be_flat(return
     assert (low, high) == pytest.approx((0.4 - shown - margin, returns[1] + shown + margin))
 
 
+def test_an_axis_of_steps_has_no_halves():
+    for last, names in ((3.0, ["1", "2", "3"]), (2.5, ["1", "1.5", "2", "2.5"])):
+        chart = line_chart([Series("loss", [(1.0, 0.0), (last, 1.0)], "accent")], described="")
+        assert [name for _, name in chart.x_ticks] == names
+
+
 @pytest.mark.parametrize("value", [1e17, -1e17, 1e300, 0.0])
 def test_a_line_of_one_value_is_drawn_whatever_its_size(value):
     chart = line_chart([Series("kl", [(1.0, value), (2.0, value)], "accent")], described="kl")
