@@ -163,10 +163,13 @@ def test_long_numbers_and_names_stay_in_their_places(run, tmp_path):
             await tab.look(width=width)
             await tab.open(f"{server.address}runs/finished/")
             await tab.do("document.querySelector('h1').prepend('Name'.repeat(50))")
+            await tab.do("document.querySelector('figcaption').prepend('Name'.repeat(50))")
             for selector, text in (("b", "+0.00042"), (".interval", "± 0.00033")):
                 found = f"document.querySelector('.hero .big {selector}')"
                 await tab.do(f"{found}.textContent = '{text}'")
             assert not await tab.do(WIDER)
+            figure = "document.querySelector('figure')"
+            assert await tab.do(f"{figure}.scrollWidth <= {figure}.clientWidth")
             lone = "document.querySelector('.pair:has(figure)')"
             await tab.do(f"{lone}.lastElementChild.remove()")
             share = f"{lone}.firstElementChild.offsetWidth / {lone}.offsetWidth"
