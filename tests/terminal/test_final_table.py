@@ -44,6 +44,11 @@ def test_returns_in_a_small_unit_are_shown_with_as_many_digits(run):
     assert "+0.00746 ±0.00033" in table_text(summary(evaluation={"heldout": heldout}), run)
 
 
+def test_the_speed_of_a_large_model_is_not_rounded_to_nothing(run):
+    rates = {"trials_per_s": 0.123, "generated_tokens_per_s": 45.6}
+    assert "0.123 trials/s, 45.6 sampled tokens/s" in table_text(summary(throughput=rates), run)
+
+
 def test_the_interval_of_a_single_trial_is_not_known(run):
     heldout = summary()["evaluation"]["heldout"] | {"num_trials": 1}
     text = table_text(summary(evaluation={"heldout": heldout}), run)

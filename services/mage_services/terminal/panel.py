@@ -193,7 +193,7 @@ def _figures(state: RunState) -> RenderableType:
         bound = ", no bound" if most_stale is None else f" of {most_stale} allowed"
         grid.add_row(
             "speed",
-            f"{last['trials_per_s']:.0f} [dim]trials/s[/]  "
+            f"{figure(last['trials_per_s'])} [dim]trials/s[/]  "
             f"{figure(last['generated_tokens_per_s'])} [dim]sampled[/]  "
             f"{figure(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
         )
