@@ -66,7 +66,7 @@ def half_text(half: float, digits: int, number: int = 2) -> str:
         digits: number of decimals.
         number: number of values; needed where the half-width of one value is recorded as 0.
     """
-    return "?" if math.isnan(half) or number == 1 else f"{half:.{digits}f}"
+    return "?" if math.isnan(half) or number == 1 else f"{half:,.{digits}f}"
 
 
 def wilson(successes: float, count: float, z: float = Z_95) -> tuple[float, float]:

@@ -44,6 +44,13 @@ def test_returns_in_a_small_unit_are_shown_with_as_many_digits(run):
     assert "+0.00746 ±0.00033" in table_text(summary(evaluation={"heldout": heldout}), run)
 
 
+def test_returns_in_a_large_unit_have_commas_and_fewer_digits(run):
+    heldout = summary()["evaluation"]["heldout"]
+    for key in ("return_by_episode", "ci95_by_episode"):
+        heldout[key] = [value * 1e5 for value in heldout[key]]
+    assert "+74,600.0 ±3,300.0" in table_text(summary(evaluation={"heldout": heldout}), run)
+
+
 def test_the_speed_of_a_large_model_is_not_rounded_to_nothing(run):
     rates = {"trials_per_s": 0.123, "generated_tokens_per_s": 45.6}
     assert "0.123 trials/s, 45.6 sampled tokens/s" in table_text(summary(throughput=rates), run)

@@ -224,7 +224,7 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
     for name, row in rows.items():
         pairs = zip(row.values, row.half_widths or [], strict=True)
         cells = " | ".join(
-            f"{mean:+.{digits}f} ± {half_text(half, digits)}" for mean, half in pairs
+            f"{mean:+,.{digits}f} ± {half_text(half, digits)}" for mean, half in pairs
         )
         lines.append(f"| {row.label} | {scores[name]['num_trials']} | {cells} |")
     return [*lines, "", note] if (note := chosen_note(summary)) else lines

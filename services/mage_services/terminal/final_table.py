@@ -95,7 +95,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
         """Add a row of returns, with their half-widths if there are some."""
         cells = []
         for k in shown:
-            value = f"{round(row.values[k], digits) + 0.0:{sign}.{digits}f}"  # no -0.000
+            value = f"{round(row.values[k], digits) + 0.0:{sign},.{digits}f}"  # no -0.000
             halves = row.half_widths
             # All of the same width, so that the values stand below one another.
             half = "" if halves is None else plus_minus + half_text(halves[k], digits)
