@@ -46,7 +46,7 @@ def test_what_cannot_be_begun_in_time_is_left_for_later(
 ) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
     assert sweep_runs.run_matrix(ablation) == 0
-    assert "1 runs left; run the same command again" in capsys.readouterr().out
+    assert "1 run left; run the same command again" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
 
 

@@ -300,7 +300,7 @@ def test_the_time_of_a_search_is_that_of_all_its_rounds(
     over = ["--over=learner.grad_clip=0.5..1.0", "--search=5", "--for-s=25", "--parallel=1"]
     assert main(["sweep", *over, "--run-dir", str(tmp_path)]) == 0
     assert len(begun) == 3
-    assert "\n1 runs left; run the same command again" in capsys.readouterr().out
+    assert "\n1 run left; run the same command again" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("default")  # another package's

@@ -23,7 +23,7 @@ from typing import IO, Literal
 from mage_async.assembly import edited, own_sources
 from mage_async.config import config_file
 from mage_async.errors import RunError
-from mage_async.pages.charts import duration
+from mage_async.pages.charts import counted, duration
 from mage_async.pages.sweep import render_matrix
 from mage_async.policy.full_disk import writing
 from mage_async.results.run_files import read_document
@@ -155,7 +155,7 @@ def run_missing(matrix: Matrix) -> int:
             print(unreached_bounds_sentence(finished) or reached, flush=True)
     left = outcomes.count("left for later")
     if left:
-        print(f"{left} runs left; run the same command again")
+        print(f"{counted(left, 'run')} left; run the same command again")
     elif finished:  # without a finished run there is no report
         print(f"report: {matrix.root / 'report.html'}")
     return 1 if "failed" in outcomes else 0
