@@ -91,6 +91,20 @@ class Twice:
     def reset(self):
         return both()
 
+class Turned:
+    max_turns, size, seen, alike = 2, SIZE, [], 1
+    step = Lock.step
+
+    def reset(self): ...
+    def rules(self): ...
+
+def rules(self):
+    return digits()
+
+Turned.max_turns, Turned.max_return, Turned.rules = 3, 2.5, rules
+Turned.reset = lambda self: "reset later"
+Turned.seen.append(1)
+
 SOURCE = random.Random(0)
 
 class Drawing:
@@ -141,6 +155,14 @@ def test_a_class_without_a_function_written_in_the_script_is_found(script, name)
     found = imported(address_of(getattr(script, name)))
     assert found().reset(0, 1) == "closed"
     assert vars(found).keys() >= vars(getattr(script, name)).keys() - {"__doc__"}
+
+
+def test_what_was_set_on_a_class_later_is_written_too(script):
+    found = imported(address_of(script.Turned))
+    assert (found.max_turns, found.max_return, found.seen) == (3, 2.5, [])
+    assert (found().rules(), found().reset()) == ("123456", "reset later")
+    text = Path(sys.modules[found.__module__].__file__).read_text()
+    assert text.count("Turned.") == 4
 
 
 def test_a_submodule_that_a_class_uses_is_imported_in_its_file(script):

@@ -10,10 +10,11 @@ import symtable
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
 from textwrap import dedent
-from types import FunctionType, ModuleType
+from types import FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
 from mage_async import user_modules
@@ -154,6 +155,9 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
             if isinstance(defined[each], ModuleType):
                 yield from _submodule_imports(text, each, defined[each], done)
         yield text
+        if inspect.isclass(value):
+            for each, now in _set_later(value, text):
+                yield from _sources(now, f"{name}.{each}", done)
     elif _is_literal(value):
         yield f"{name} = {value!r}"
     else:
@@ -161,6 +165,43 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
             f"`{name}` is a {type(value).__name__}, which cannot be written into a file for the "
             "other processes: put the class, and what it uses, into a module of its own"
         )
+
+
+def _set_later(own_class: type, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each attribute that was set after the text of its class had run,
+    as by `Door.max_turns = 3` in a later cell of a notebook.
+
+    Three kinds of attributes count as unchanged: one whose name begins with "_", a value that the
+    text computes, and a list, dict or set, in which a class may keep its state.
+    """
+    table: symtable.SymbolTable = symtable.symtable(text, own_class.__name__, "exec")
+    while table.get_type() != "class":  # the last one, after those of lambdas in decorators
+        table = table.get_children()[-1]
+    in_text = {each.get_name() for each in table.get_symbols() if each.is_local()}
+    body = next(each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)).body
+    methods, values = set[str](), dict[str, ast.expr]()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            methods.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                values |= {ast.unparse(name): each for name, each in pairs}
+    defined = vars(sys.modules["__main__"])
+    for name, now in vars(own_class).items():
+        if name.startswith("_") or isinstance(now, MemberDescriptorType):
+            continue
+        if name not in in_text:
+            yield name, now
+        elif name in methods and inspect.isfunction(now):
+            if now.__name__ == "<lambda>" or defined.get(now.__name__) is now:
+                yield name, now
+        elif isinstance(now, str | int | float | tuple | NoneType) and name in values:
+            with suppress(ValueError):  # the text computes it
+                if ast.literal_eval(values[name]) != now:
+                    yield name, now
 
 
 def _other_name(value: Any, name: str) -> str | None:
