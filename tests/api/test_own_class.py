@@ -223,6 +223,7 @@ def test_a_class_of_a_module_is_named_by_its_module():
 def test_keys_are_written_as_toml():
     keys = {"seed": 1, "trial": {"episodes": 2}, "warm_start": None, "a.b": ["x", 'q"'], "c": True}
     keys["d"] = [Path("e/f")]
+    keys |= {"e": np.int64(5), "f": [np.float32(0.5), np.bool_(True)]}
     assert assignments_of(keys) == [
         "seed=1",
         "trial.episodes=2",
@@ -230,13 +231,17 @@ def test_keys_are_written_as_toml():
         'a.b=["x", "q\\""]',
         "c=true",
         'd=["e/f"]',
+        "e=5",
+        "f=[0.5, true]",
     ]
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("learner.steps", np.int64(5), "learner.steps: a int64 is no value of a key: give"),
+        ("learner.steps", np.array(5), "learner.steps: a ndarray is no value of a key: give"),
+        ("environment.name", object(), "environment, or your class itself, got <obj"),
+        (1, 2, r"keys are a mapping of texts to values, .* got \{1: 2\}"),
         ("learner", {"steps": {5}}, "learner.steps: a set is no value"),
         ("doctor.halt", [Decimal(1)], "doctor.halt: a Decimal is no value"),
         ("environment.options", {"most": None}, "options.most: a NoneType .* leave the key out"),
@@ -245,6 +250,13 @@ def test_keys_are_written_as_toml():
 def test_a_value_that_toml_does_not_know_is_an_error_that_names_the_key(key, value, said):
     with pytest.raises(mage.MageError, match=said):
         mage.configure(keys={key: value})
+
+
+def test_keys_in_the_place_of_the_file_are_answered_with_where_they_belong():
+    with pytest.raises(mage.MageError, match=r"got \{'learner.steps': 3\}: pass keys as"):
+        mage.configure({"learner.steps": 3})
+    with pytest.raises(mage.MageError, match=r"keys are a mapping .* got \['learner.steps=3'\]"):
+        mage.configure(keys=["learner.steps=3"])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from textwrap import dedent
 from types import FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
+import numpy as np
+
 from mage_async import user_modules
 from mage_async.admission.replay import NOT_PLAYED
 from mage_async.config import config_file
@@ -56,11 +58,16 @@ def configure(
         ConfigError: there is no such file or key, a value is wrong, or a class cannot be imported
             by another process.
     """
-    given = dict(keys or {})
+    if file is not None and not isinstance(file, str | Path):
+        raise ConfigError(
+            f"the first argument of mage.configure is a file or the name of one, got {file!r:.60}: "
+            "pass keys as the second one, or as keys=…"
+        )
+    given = assignments_of(keys or {})
     if environment is not None:
-        given["environment.name"] = environment
+        given += assignments_of({"environment.name": environment})
     path = config_file.find(None if file is None else str(file))
-    return config_file.load(path, assignments_of(given), method)
+    return config_file.load(path, given, method)
 
 
 def assignments_of(keys: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -68,8 +75,14 @@ def assignments_of(keys: Mapping[str, Any], prefix: str = "") -> list[str]:
     (`address_of`), for which a class of `__main__` is written into a file.
 
     Raises:
-        ConfigError: TOML has no such value, or a class cannot be imported by another process.
+        ConfigError: the keys are no texts, TOML has no such value, or a class cannot be imported by
+            another process.
     """
+    if not isinstance(keys, Mapping) or not all(isinstance(key, str) for key in keys):
+        raise ConfigError(
+            'keys are a mapping of texts to values, such as {"learner.steps": 40}, got '
+            f"{keys!r:.60}"
+        )
     texts = list[str]()
     for key, value in keys.items():
         if isinstance(value, Mapping) and value:
@@ -88,12 +101,18 @@ def _as_toml(value: Any, key: str) -> Any:
         return address_of(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, np.generic):
+        return _as_toml(value.item(), key)
     if isinstance(value, Mapping):
         return {str(name): _as_toml(each, f"{key}.{name}") for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_as_toml(each, key) for each in value]
     if isinstance(value, str | int | float):
         return value
+    if key == "environment.name":
+        raise ConfigError(
+            f"{key}: give the name of an environment, or your class itself, got {value!r:.60}"
+        )
     raise ConfigError(
         f"{key}: a {type(value).__name__} is no value of a key: give a number, a text, True or "
         "False, a list of them, or a mapping of keys, or leave the key out"
