@@ -12,12 +12,13 @@ import pytest
 
 import mage_async as mage
 from mage_async.assembly import environment_of
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, Halted
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.results.run_directory import RunDirectory
 from mage_services.actor import preflight
 from mage_services.actor.actor import note_edits
-from mage_services.api import start_to_report
-from mage_services.api.start_to_report import start_run
+from mage_services.api import start_to_report, training
+from mage_services.api.start_to_report import EXIT_HALTED, start_run
 from mage_services.api.training import Relay
 from tests.end_to_end.conftest import SMALL
 
@@ -44,8 +45,39 @@ def test_no_actor_is_an_error_in_the_words_of_python(tmp_path):
         mage.train(small(), run_dir=tmp_path / "run", actors=0, progress=False)
 
 
+@pytest.mark.parametrize("on_step", [3, asyncio.sleep])
+def test_a_callback_that_cannot_be_called_is_refused_before_any_process_starts(on_step, tmp_path):
+    with pytest.raises(mage.MageError, match=r"^on_step must be a function, without `async`"):
+        mage.train(small(), run_dir=tmp_path / "run", on_step=on_step)
+    with pytest.raises(TypeError, match="'str' object cannot be interpreted as an integer"):
+        mage.train(small(), run_dir=tmp_path / "run", actors="2")
+    assert not (tmp_path / "run").exists()
+
+
 class Enough(Exception):
     pass
+
+
+def test_a_run_that_was_ended_says_why_and_not_what_the_doctor_found_behind_it(
+    tmp_path, monkeypatch, capsys
+):
+    def start_run(config, *, view, **given):
+        view.line("why; go on with --resume")
+        view.close({})
+        view.line("doctor: something else")
+        return RunDirectory(tmp_path), EXIT_HALTED
+
+    def follow(*given):
+        raise Enough
+
+    monkeypatch.setattr(training, "start_run", start_run)
+    with pytest.raises(Halted, match=r"^why; go on with --resume$"):
+        mage.train(small(), progress=False)
+    monkeypatch.setattr(training, "_follow", follow)
+    capsys.readouterr()
+    with pytest.raises(Enough):
+        mage.train(small(), progress=False)
+    assert capsys.readouterr().err == "ending the run\nwhy; go on with --resume\n"
 
 
 @pytest.mark.slow

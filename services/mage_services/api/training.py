@@ -1,12 +1,14 @@
 """Train from Python (`mage.train`): in a script, in a notebook, or next to a running event loop."""
 
 import asyncio
+import inspect
+import operator
 import queue
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,18 +50,19 @@ def train(
     The processes of the run are supervised in another thread, so this works in a notebook and
     next to a running event loop; `await asyncio.to_thread(mage.train, config)` does not block
     it. No signal handler is touched. Ctrl-C, or an exception of `on_step`, ends all processes and
-    is raised; `mage.load(run_dir).resume()` goes on.
+    is raised, and stderr names the run; `mage.load(run_dir).resume()` goes on.
 
     Args:
         config: What `mage.configure` returns.
         run_dir: Where the run is written; None for a new folder of `runs/`.
         actors: Number of actor processes; None for 4, or 1 with a pretrained policy.
-        on_step: Called in this thread after each step, with its metrics.
+        on_step: Called in this thread after each step, with its metrics; no coroutine function.
         progress: Whether to show a progress bar, and the table of returns at the end.
         cluster: Address of a Ray cluster; "" for this machine.
 
     Raises:
-        ConfigError: `config` is no configuration, or one that cannot be run as written.
+        ConfigError: `config` is no configuration, or one that cannot be run as written; `on_step`
+            is no function, or a coroutine function.
         RunError: the directory holds another run, is in use or cannot be written.
         RunFailed: a process failed more often than its budget allows.
         Halted: the doctor ended the run; it can be resumed.
@@ -87,6 +90,12 @@ def supervise(
     """Do the work of `train` and of `Run.resume`: run the supervisor in a thread, and show its
     events in this one.
     """
+    if on_step is not None and (not callable(on_step) or inspect.iscoroutinefunction(on_step)):
+        raise ConfigError(
+            "on_step must be a function, without `async`, of the metrics of a step, got "
+            f"{on_step!r:.60}"
+        )
+    num_actors = None if actors is None else operator.index(actors)
     relay = Relay()
 
     def work() -> tuple[RunDirectory, int]:
@@ -94,7 +103,7 @@ def supervise(
         return start_run(
             config,
             run_dir=run_dir,
-            actors=actors,
+            actors=num_actors,
             is_resumed=is_resumed,
             cluster=cluster,
             say=relay.line,
@@ -108,14 +117,16 @@ def supervise(
         outcome.add_done_callback(relay.end)
         try:
             _follow(relay, config, on_step, progress)
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or an exception of `on_step`
             print("ending the run", file=sys.stderr, flush=True)
-            raise
-        finally:
             relay.stop()
+            wait([outcome])
+            if relay.reason:  # empty before the run's directory is written
+                print(relay.reason, file=sys.stderr, flush=True)
+            raise
     run, code = outcome.result()
     if code == EXIT_HALTED:
-        raise Halted(relay.last_line)
+        raise Halted(relay.reason)
     if progress and relay.summary is not None:
         print_final(Console(highlight=False, emoji=False), relay.summary, run.report)
     return Run(run.root)
@@ -133,8 +144,11 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._is_stopped = False
-        self.last_line = ""
-        """The last line for a person: if the doctor ended the run, it says why."""
+        self._last_line = ""
+        self.reason = ""
+        """The last line for a person before the summary: if the run did not end by itself, it says
+        why, and how to go on.
+        """
         self.summary: dict[str, Any] | None = None
 
     def event(self, process: str, event: Event) -> None:
@@ -143,12 +157,12 @@ class Relay:
 
     def line(self, text: str) -> None:
         """Pass on a line for a person."""
-        self.last_line = text
+        self._last_line = text
         self._queue.put(("supervisor", {"event": "line", "text": text}))
 
     def close(self, summary: dict[str, Any] | None) -> None:
-        """Keep the summary for `supervise`."""
-        self.summary = summary
+        """Keep the summary for `supervise`, and the reason why the run ended."""
+        self.summary, self.reason = summary, self._last_line
 
     def end(self, _: object) -> None:
         """End the iteration over the events; called when the supervisor's thread is done."""
