@@ -120,3 +120,19 @@ def test_an_exception_of_a_late_close_names_close(
     patiently(main())
     printed = capsys.readouterr().err
     assert ": reset(), then close() raised ConnectionError: the server is gone" in printed
+
+
+def test_idle_threads_end_with_their_runner() -> None:
+    async def main() -> None:
+        before = {*threading.enumerate()}
+        kind = slow(has_room=True)
+        kind.may_end.set()
+        async with CallRunner() as workers:
+            for call in reset_of(kind):
+                await workers.perform(call)
+            begun = {*threading.enumerate()} - before
+        (thread,) = (each for each in begun if each.name == "environment")
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    patiently(main())

@@ -148,19 +148,23 @@ def print_to_stderr(text: str) -> None:
 
 
 class CallThread:
-    """Make one call after another in a thread."""
+    """Make one call after another in a thread, until `end`."""
 
     def __init__(self) -> None:
-        self._inbox: SimpleQueue[tuple[Call, OnResult]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Call, OnResult] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="environment", daemon=True).start()
 
     def call(self, call: Call, on_result: OnResult) -> None:
         """Make a call, then call `on_result` with its result, both in the thread."""
         self._inbox.put((call, on_result))
 
+    def end(self) -> None:
+        """End the thread after the calls that were put before."""
+        self._inbox.put(None)
+
     def _run(self) -> None:
-        while True:
-            call, on_result = self._inbox.get()
+        while (item := self._inbox.get()) is not None:
+            call, on_result = item
             try:
                 result = CallResult(call.function())
             except BaseException as error:  # foreign code, which may also call sys.exit
@@ -168,7 +172,7 @@ class CallThread:
             _check_descriptors(call.place)
             on_result(result)
             # The wait for the next call must not keep the objects of this one.
-            del call, on_result, result
+            del item, call, on_result, result
 
 
 class CoroutineThread:
@@ -419,12 +423,16 @@ class CallRunner:
         return Gateway()
 
     async def close(self) -> None:
-        """Wait up to `CLOSING_S` for objects to be closed, and end the worker processes.
+        """Wait up to `CLOSING_S` for objects to be closed, and end idle threads and the worker
+        processes.
 
         After a cancellation, objects and processes end with this process.
         """
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSING_S)
+        # A program that plays many evaluations, such as a notebook, would keep the threads of each.
+        while self._idle_threads:
+            self._idle_threads.pop().end()
         if self._pool is not None:
             await self._pool.close()
         if "gateway" in vars(self):
