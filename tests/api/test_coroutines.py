@@ -85,7 +85,7 @@ def test_a_failure_meanwhile_that_no_work_met_is_raised_where_it_is_left() -> No
 def test_work_after_the_end_is_refused() -> None:
     with Background(lambda: nullcontext(7)) as background:
         assert background.run(doubled(background.value)) == 14
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError, match=r"^this object is closed: `close` was called"):
         background.run(doubled(1))
 
 

@@ -56,6 +56,13 @@ def test_a_step_that_the_journal_does_not_have_is_an_error_with_those_that_it_ha
         run.trials(step=99)
 
 
+def test_a_run_that_has_only_begun_has_no_trials_yet(tmp_path):
+    begun = unpack("finished", tmp_path)
+    shutil.rmtree(begun.policy)
+    with pytest.raises(mage.MageError, match=r"the run has no policy yet$"):
+        mage.load(begun.root).trials()
+
+
 @pytest.mark.parametrize("given", [{"trials": 0}, {"trials": -3}, {"trials": 2, "episodes": 0}])
 def test_an_evaluation_of_nothing_is_refused(run, given):
     ((name, number),) = [item for item in given.items() if item[1] < 1]
@@ -82,6 +89,8 @@ def test_a_policy_is_talked_to_beside_a_running_loop_and_remembers(run):
             second = chat("opp rock", temperature=0.0)
             chat.reset()
             assert chat("episode 1", temperature=0.0) == first
+            with pytest.raises(mage.MageError, match=r"^`temperature` must be a number from 0"):
+                chat("opp rock", temperature=-1.0)
             chat.close()  # and once more at the end of the block
             return first, second
 

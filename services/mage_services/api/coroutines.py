@@ -88,10 +88,12 @@ class Background(Generic[T]):
         assert self._task is not None
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop is closed
+        except RuntimeError as error:  # the loop is closed
             work.close()
             self._raise_failure()
-            raise
+            raise RuntimeError(
+                "this object is closed: `close` was called, or its `with` block has ended"
+            ) from error
         try:
             wait((future, self._ended), return_when=FIRST_COMPLETED)
             # The end of the context manager cancels the coroutine, or the loop never began it.

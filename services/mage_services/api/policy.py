@@ -111,8 +111,9 @@ class Chat:
                 training.
 
         Raises:
-            BadRequest: a value of `sampling` is out of its range.
-            ContextFull: the conversation has outgrown the engine's context: `reset` it.
+            MageError: a value of `sampling` is out of its range (`BadRequest`), or the conversation
+                has outgrown the engine's context (`ContextFull`): `reset` it.
+            RuntimeError: the conversation is closed.
         """
         request = ChatRequest([Message("user", words)], **sampling)
         work = self._background.value.answer(request, self._session)

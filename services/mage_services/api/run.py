@@ -146,8 +146,10 @@ class Run:
             step: Step whose trials are yielded; None for all steps, in order.
 
         Raises:
-            RunError: the run has no journal, or the journal has no trial of that step.
+            RunError: the run has no policy or no journal yet, or the journal has no trial of that
+                step.
         """
+        self._files.check_policy()
         from mage_async.inference.chat_files import load_chat
         from mage_services.journal.export import journaled_trials, trial_row, wanted_trials
 

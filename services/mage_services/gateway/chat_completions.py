@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
+from mage_async.errors import MageError
 from mage_async.trials import agent_run
 from mage_async.trials.agent_run import Choice, PolicyCall
 
@@ -22,7 +23,7 @@ Json = dict[str, Any]
 """A JSON object."""
 
 
-class BadRequest(Exception):
+class BadRequest(MageError):
     """Refuse a request that cannot be read; the message of the error is sent to the client."""
 
 
