@@ -51,6 +51,19 @@ def test_the_trials_of_a_step_are_those_of_its_groups(run):
     assert sum(trial["step"] is not None for trial in run.trials()) == 48
 
 
+def test_a_trial_has_the_log_probs_of_its_tokens_where_they_are_asked_for(run):
+    assert "logprobs" not in next(run.trials(step=2))
+    trial = next(run.trials(step=2, tokens=True))
+    turn, tokenizer = trial["turns"][0], run.policy().tokenizer()
+    values = {
+        name: trial[name][turn["context"]][turn["start"] : turn["stop"]]
+        for name in ("tokens", "logprobs", "is_sampled", "advantages")
+    }
+    assert tokenizer.decode(values["tokens"]).strip() == turn["completion"].strip()
+    assert (values["logprobs"][values["is_sampled"]] < 0).any()
+    assert values["advantages"][values["is_sampled"]].tolist() == [turn["advantage"]]
+
+
 def test_a_step_that_the_journal_does_not_have_is_an_error_with_those_that_it_has(run):
     with pytest.raises(mage.MageError, match=r"no such trial; the journal has steps 1 to 4$"):
         run.trials(step=99)

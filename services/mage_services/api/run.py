@@ -138,12 +138,15 @@ class Run:
         )
         return framed(score_rows(summary["evaluation"]))
 
-    def trials(self, step: int | None = None) -> Iterator[dict[str, Any]]:
+    def trials(self, step: int | None = None, *, tokens: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the trials of the journal as plain data: their text, their rewards, and each turn's
         return and advantage. The `step` of a trial that was dropped, or is in flight, is None.
 
         Args:
             step: Step whose trials are yielded; None for all steps, in order.
+            tokens: Whether a trial has the values of its tokens too, such as "tokens" and
+                "logprobs": a list with an array for each context. Those of a turn are
+                `trial["logprobs"][turn["context"]][turn["start"]:turn["stop"]]`.
 
         Raises:
             RunError: the run has no policy or no journal yet, or the journal has no trial of that
@@ -151,13 +154,18 @@ class Run:
         """
         self._files.check_policy()
         from mage_async.inference.chat_files import load_chat
-        from mage_services.journal.export import journaled_trials, trial_row, wanted_trials
+        from mage_services.journal.export import (
+            journaled_trials,
+            token_columns,
+            trial_row,
+            wanted_trials,
+        )
 
         chat = load_chat(self._files.policy)
         # Without a step, a journal without any trial yields none.
         select = journaled_trials if step is None else wanted_trials
         found = select(self._files, chat, step=step)
-        return (trial_row(each, chat) for each in found)
+        return (trial_row(each, chat) | (token_columns(each) if tokens else {}) for each in found)
 
     def policy(
         self, keys: Mapping[str, Any] | None = None, checkpoint: int | str = "newest"
