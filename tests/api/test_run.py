@@ -92,6 +92,7 @@ def test_a_table_is_plain_where_neither_pandas_nor_polars_is_installed(monkeypat
 def test_the_model_and_the_tokenizer_are_those_of_transformers(run):
     policy = run.policy()
     assert policy.version == 4
+    assert repr(policy) == f"<mage policy {policy.path}: 4 steps>"
     assert policy.model().config.vocab_size == len(policy.tokenizer())
 
 
@@ -274,6 +275,7 @@ def test_the_import_is_cheap_and_knows_every_public_name():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {"True"}
+    assert {"train", "Run"} <= {*dir(mage)} == {*mage.__all__}
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = mage.trian
 

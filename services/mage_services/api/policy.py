@@ -23,7 +23,8 @@ from mage_services.serving.chat_server import Conversations
 
 
 class Policy:
-    """Hold a checkpoint of a run (`chosen_checkpoint`); before the first one, the initial policy.
+    """Hold a checkpoint of a run, or before the first one the initial policy; `Run.policy` returns
+    one.
 
     Attributes:
         config: The configuration that the run recorded, with `assignments`, texts such as
@@ -42,6 +43,9 @@ class Policy:
         run.check_policy()
         self.config = config_file.load_recorded(run.config, assignments, imports=False)
         self.path, self.version = chosen_policy(run, self.config, checkpoint)
+
+    def __repr__(self) -> str:
+        return f"<mage policy {self.path}: {self.version} steps>"
 
     def model(self) -> Any:
         """Return the model as `transformers` loads it: a causal LM."""

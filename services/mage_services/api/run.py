@@ -140,7 +140,8 @@ class Run:
 
     def trials(self, step: int | None = None, *, tokens: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the trials of the journal as plain data: their text, their rewards, and each turn's
-        return and advantage. The `step` of a trial that was dropped, or is in flight, is None.
+        return and advantage. The `step` of a trial that was dropped, or is in flight, is None, and
+        so are its advantages.
 
         Args:
             step: Step whose trials are yielded; None for all steps, in order.
