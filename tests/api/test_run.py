@@ -105,6 +105,9 @@ def test_a_policy_is_talked_to_beside_a_running_loop_and_remembers(run):
             assert chat("episode 1", temperature=0.0) == first
             with pytest.raises(mage.MageError, match=r"^`temperature` must be a number from 0"):
                 chat("opp rock", temperature=-1.0)
+            assert chat("opp rock", regex="rock", seed=1) == "<action> rock</action>"
+            with pytest.raises(TypeError, match="unexpected keyword argument 'logprobs'"):
+                chat("opp rock", logprobs=True)
             chat.close()  # and once more at the end of the block
             return first, second
 

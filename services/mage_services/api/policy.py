@@ -106,20 +106,40 @@ class Chat:
         self._sessions = count()
         self.reset()
 
-    def __call__(self, words: str, **sampling: Any) -> str:
-        """Return the policy's answer.
+    def __call__(
+        self,
+        words: str,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        seed: int | None = None,
+        regex: str | None = None,
+    ) -> str:
+        """Return the policy's answer, sampled like an action of training where an argument is None.
 
         Args:
             words: The user's next message.
-            sampling: `temperature`, `top_p`, `max_tokens` or `seed`; the others have the values of
-                training.
+            temperature: Temperature of sampling; 0 chooses the most likely tokens.
+            top_p: Nucleus sampling, above 0 and at most 1.
+            max_tokens: Largest number of tokens; where legal actions restrict an answer, this asks
+                for any text instead.
+            seed: Seed of sampling; None for a random one.
+            regex: Regular expression that the answer's action matches.
 
         Raises:
-            MageError: a value of `sampling` is out of its range (`BadRequest`), or the conversation
+            MageError: a value is out of its range (`BadRequest`), or the conversation
                 has outgrown the engine's context (`ContextFull`): `reset` it.
             RuntimeError: the conversation is closed.
         """
-        request = ChatRequest([Message("user", words)], **sampling)
+        request = ChatRequest(
+            [Message("user", words)],
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            regex=regex,
+        )
         work = self._background.value.answer(request, self._session)
         return str(self._background.run(work).text)
 
