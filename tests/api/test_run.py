@@ -40,6 +40,9 @@ def test_a_run_says_what_it_measured(run):
     curve = rows(run.curve())
     assert {row["set"] for row in curve} == {"train", "heldout"}
     assert {row["episode"] for row in curve} == {1, 2, 3}
+    last, final = curve[-3:], run.summary["evaluation"]["heldout"]["return_by_episode"]
+    assert [row["return"] for row in last] == final
+    assert {row["version"] for row in last} == {4}
     assert run.summary["steps"] == 4
     assert run.config.learner.steps == 4
 

@@ -1,5 +1,6 @@
 """Read a run as an object: what it measured, what it played, and the policy that it trained."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,21 +65,26 @@ class Run:
         return framed(read_lines(self._files.metrics))
 
     def curve(self) -> Any:
-        """Return the learning curve, one row for each version, set and episode.
+        """Return the learning curve, one row for each version, set and episode. Its last version is
+        that of the final evaluation, as in the report.
 
-        Columns are `version`, `time_s` (seconds since training began), `set` ("train" or
+        Columns are `version`, `time_s` (seconds since training began; NaN for a version that was
+        evaluated after it alone), `set` ("train" or
         "heldout"), `episode` (from 1), `return` (per unit of the environment, such as a round) and
         `ci95` (the half-width of its 95 % interval; NaN for a single trial).
 
         Returns:
             As `steps`.
         """
-        points = read_lines(self._files.curve)
+        points = {point["version"]: point for point in read_lines(self._files.curve)}
+        if final := read_document(self._files.evaluation):
+            version = final["version"]
+            points[version] = {"time_s": math.nan} | points.get(version, {}) | final
         return framed(
             [
-                {"version": point["version"], "time_s": point["time_s"]} | row
-                for point in points
-                for row in score_rows(point["sets"])
+                {"version": version, "time_s": point["time_s"]} | row
+                for version, point in sorted(points.items())
+                for row in score_rows({name: point["sets"][name] for name in ("train", "heldout")})
             ]
         )
 
