@@ -28,6 +28,7 @@ from aiohttp import web
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import load
 from mage_async.errors import CallFault
@@ -96,7 +97,9 @@ class FaultyTrials:
         """
         own = tasks_of(self._runner())
         engine = scripted(self._chat, " rock")
-        async with CallRunner(DEADLINE_S if self._fault == "hang" else PATIENT_S) as workers:
+        async with CallRunner(
+            EnvironmentConfig(step_deadline_s=DEADLINE_S if self._fault == "hang" else PATIENT_S)
+        ) as workers:
             await asyncio.gather(
                 *(
                     self._play_one(

@@ -36,6 +36,7 @@ from bench.lib.options import option_parser
 from mage_async.assembly import trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import training_sequences
 from mage_async.policy.initial_policy import prepare_policy
@@ -83,7 +84,7 @@ async def play(
 
     async with (
         EmbeddedEngine(folder, configs[0].engine) as embedded,
-        CallRunner(600.0) as workers,
+        CallRunner(EnvironmentConfig(step_deadline_s=600.0)) as workers,
         asyncio.TaskGroup() as tasks,
     ):
         for number in numbers:

@@ -57,6 +57,7 @@ from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.agent import AgentProgram, AgentTasks
 from mage_async.environments.user_class import ResetStep
 from mage_async.inference.chat_files import load_chat
@@ -274,7 +275,7 @@ async def play(
     timed: Any = FixedLengths(engine, clock)
     calls: list[CallTimes] = []
     with observed(calls):
-        async with CallRunner(600.0) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=600.0)) as workers:
             stage = Stage(environment, limits, chat, timed, workers)
             runs = [stage.begin(Task("own", str(task), task), 0, f"{task}.") for task in range(n)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.user_calls import Call
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.errors import CallFault
@@ -80,7 +81,7 @@ async def played(environment: ResetStep, workers: CallRunner, number: int) -> No
 
 def test_no_more_objects_are_open_than_may_be_and_all_are_played() -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with CallRunner(most_open=3) as workers:
+        async with CallRunner(EnvironmentConfig(most_open=3)) as workers:
             await asyncio.gather(*(played(environment, workers, n) for n in range(20)))
         assert (kind.num_made, kind.most, kind.num_open) == (20, 3, 0)
 
@@ -89,7 +90,7 @@ def test_no_more_objects_are_open_than_may_be_and_all_are_played() -> None:
 
 def test_a_place_that_was_waited_for_in_vain_is_nobodys() -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with CallRunner(most_open=1) as workers:
+        async with CallRunner(EnvironmentConfig(most_open=1)) as workers:
             play, call = begun(environment, 0)
             await workers.perform(call)
             waiting = asyncio.ensure_future(workers.perform(begun(environment, 1)[1]))
@@ -107,7 +108,7 @@ def test_a_reset_that_finds_no_room_is_made_again_where_that_is_wanted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with CallRunner(wait_for_room_s=15.0) as workers:
+        async with CallRunner(EnvironmentConfig(wait_for_room_s=15.0)) as workers:
             await asyncio.gather(*(played(environment, workers, n) for n in range(8)))
         assert (kind.most, kind.num_open) == (2, 0)
 
@@ -121,7 +122,7 @@ def test_a_reset_that_finds_no_room_is_made_again_where_that_is_wanted(
 @pytest.mark.parametrize("wait_for_room_s", [0.0, 0.2])
 def test_a_reset_that_finds_no_room_in_time_costs_its_group(wait_for_room_s: float) -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with CallRunner(wait_for_room_s=wait_for_room_s) as workers:
+        async with CallRunner(EnvironmentConfig(wait_for_room_s=wait_for_room_s)) as workers:
             _, call = begun(environment, 0)
             with pytest.raises(CallFault, match=r"raised CapacityError: all rooms are taken"):
                 await workers.perform(call)
@@ -131,7 +132,7 @@ def test_a_reset_that_finds_no_room_in_time_costs_its_group(wait_for_room_s: flo
 
 def test_an_object_that_nobody_calls_is_closed_and_makes_room() -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with CallRunner(idle_s=1.0, most_open=1) as workers:
+        async with CallRunner(EnvironmentConfig(idle_s=1.0, most_open=1)) as workers:
             play, call = begun(environment, 0)
             call.take(await workers.perform(call))
             await played(environment, workers, 1)  # waits until the first is closed

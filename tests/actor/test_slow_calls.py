@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.user_class import ResetStep
 from mage_async.trajectory import Task
 from mage_services.environments import call_runner
@@ -45,14 +46,17 @@ def test_a_call_that_does_not_return_is_named_once_long_before_its_deadline(
             notes.append(text)
             is_said.set()
 
-        async with CallRunner(600.0, say=say) as workers, asyncio.TaskGroup() as tasks:
+        async with (
+            CallRunner(EnvironmentConfig(step_deadline_s=600.0), say=say) as workers,
+            asyncio.TaskGroup() as tasks,
+        ):
             for number in range(3):
                 call = environment.begin(Task("hangs", str(number), 0), 0).next_call()
                 assert call is not None
                 tasks.create_task(workers.perform(call))
             await is_said.wait()
             Hangs.may_end.set()
-        async with CallRunner(600.0, say=say) as workers:  # what returns in time is not named
+        async with CallRunner(EnvironmentConfig(step_deadline_s=600.0), say=say) as workers:
             call = environment.begin(Task("hangs", "0", 0), 0).next_call()
             assert call is not None
             await workers.perform(call)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Request
 from mage_async.environments.user_class import ResetStep
@@ -275,7 +276,7 @@ def test_a_close_that_blocks_does_not_block_later_episodes(
     assert isinstance(environment, ResetStep)
 
     async def main() -> None:
-        async with CallRunner(deadline_s=1.0, num_processes=1) as calls:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=1.0, workers=1)) as calls:
             bad = environment.begin(Task("own", "bad", 0), 0)
             reset, closing = bad.next_call(), bad.closing()
             assert reset is not None
@@ -306,7 +307,7 @@ def test_a_class_that_was_edited_before_its_process_is_started_again_is_named(
     assert isinstance(environment, ResetStep)
 
     async def main() -> None:
-        async with CallRunner(num_processes=1, say=notes.append) as calls:
+        async with CallRunner(EnvironmentConfig(workers=1), notes.append) as calls:
             for number in range(3):
                 if number == 2:
                     (tmp_path / "dying.py").write_text(f"{source}\n")

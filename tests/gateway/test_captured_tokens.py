@@ -16,6 +16,7 @@ from mage_async.algorithm import InProcessRun
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import training_sequences
 from mage_async.policy.initial_policy import prepare_policy
@@ -63,7 +64,7 @@ def capture(policy: Policy, steps: Sequence[Step], *changes: str) -> Played:
         async with EmbeddedEngine(policy.folder, policy.config.engine) as embedded:
             engine = Drawn(embedded)
             stage = stage_of(environment, policy.chat, engine, *SETTINGS[3:], *changes)
-            async with CallRunner(60) as workers:
+            async with CallRunner(EnvironmentConfig(step_deadline_s=60)) as workers:
                 run = stage.begin(Task("own", "3", 7), 0, "3.0")
                 return Played(await play_trial(run, engine, workers), engine.completions, seen[3])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.errors import CallFault
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -55,7 +56,9 @@ def play(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         async def main() -> None:
             began = time.monotonic()
-            async with CallRunner(DEADLINE_S, say=result.notes.append) as workers:
+            async with CallRunner(
+                EnvironmentConfig(step_deadline_s=DEADLINE_S), say=result.notes.append
+            ) as workers:
                 trial = stage_of(tasks_of(run), chat, engine).begin(Task("own", "3", 7), 0, "3.0")
                 try:
                     result.trial = await play_trial(trial, engine, workers)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from mage_async.completion import Sampling
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.protocol.messages import (
@@ -101,7 +102,9 @@ class Site:
             role="actor", name="actor-0", build="test", config_digest="test", group_quota=8
         )
         self._peer = self.learner.connect(hello)
-        self.workers = CallRunner(step_deadline_s, num_processes)
+        self.workers = CallRunner(
+            EnvironmentConfig(step_deadline_s=step_deadline_s, workers=num_processes)
+        )
         retrying = Retries(retries)
         self.stage = Stage(environment, rules, chat, self.engine, self.workers, retrying)
         self.actor = asyncio.ensure_future(self._act())

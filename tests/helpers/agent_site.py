@@ -11,6 +11,7 @@ from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.agent import AgentProgram, AgentTasks
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -126,7 +127,7 @@ def played(
         return made.run.trial(made.duration_s)
 
     async def main() -> list[Trial | BaseException]:
-        async with CallRunner(deadline_s) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=deadline_s)) as workers:
             playing = (one(member, workers) for member in tasks)
             return await asyncio.gather(*playing, return_exceptions=True)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments import catalogue
 from mage_async.trajectory import Task
 from mage_services.environments.call_runner import CallRunner
@@ -53,7 +54,7 @@ def test_our_client_plays_textcraft_and_it_repeats(textcraft: str) -> None:
     actions = ("craft nothing", "get 1 jungle logs", "craft 4 jungle planks using 1 jungle logs")
 
     async def play():
-        async with CallRunner(20.0) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=20.0)) as workers:
             return await play_waiting(environment, "7", actions, workers)
 
     played = asyncio.run(play())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments import catalogue
 from mage_async.errors import CallFault
 from mage_async.trajectory import Task
@@ -51,7 +52,7 @@ def by_us(address: str, member: str, *actions: str) -> Played:
     environment = catalogue.load(f"openenv:{address}")
 
     async def play() -> Played:
-        async with CallRunner(20.0) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=20.0)) as workers:
             return await play_waiting(environment, member, actions, workers)
 
     return asyncio.run(play())
@@ -85,7 +86,7 @@ def test_the_packages_server_that_is_full_says_so_by_name(package_address: str) 
     environment = catalogue.load(f"openenv:{package_address}")
 
     async def three() -> list[Any]:
-        async with CallRunner(20.0) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=20.0)) as workers:
             plays = [environment.begin(Task("", str(task), 0), 0) for task in range(3)]
             calls = [workers.perform(play.next_call()) for play in plays]
             seen = await asyncio.gather(*calls, return_exceptions=True)

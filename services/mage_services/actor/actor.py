@@ -505,7 +505,7 @@ async def play(
         making = asyncio.to_thread(make_engine, config, policy, name)
         async with (
             await beating(channel, unready, making) as engine,
-            CallRunner.of(config.environment, status.note) as workers,
+            CallRunner(config.environment, status.note) as workers,
             asyncio.TaskGroup() as tasks,
         ):
             engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")

@@ -739,7 +739,7 @@ async def main(startup: Startup, status: Status) -> None:
             restore_priority()
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
         made = await asyncio.to_thread(make_engine, config, startup.run.policy, startup.name)
-        async with made as engine, CallRunner.of(config.environment) as workers:
+        async with made as engine, CallRunner(config.environment) as workers:
             status.send("ready")
             episodes = config.evaluation.episodes
             evaluator = Evaluator(config, chat, engine, workers, episodes)

@@ -83,7 +83,7 @@ def prepare(
 
     def make() -> "Stage":
         engine = make_engine(config, policy, "play", base=run.policy)
-        workers = CallRunner.of(config.environment)
+        workers = CallRunner(config.environment)
         return Stage(environment, trial_config, chat, engine, workers)
 
     return PlaySession(task, chat, version, make)

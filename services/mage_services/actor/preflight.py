@@ -233,7 +233,7 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
     contexts = _check_files(config, directory, num_actors)
     importing_s = time.monotonic() - order.started_at
     with asyncio.Runner() as runner:
-        workers, begun = CallRunner.of(config.environment), list[TrialInProgress]()
+        workers, begun = CallRunner(config.environment), list[TrialInProgress]()
 
         async def settle_all(trials: Sequence[TrialInProgress]) -> None:
             began, waiting = time.monotonic(), [make_calls(trial, workers) for trial in trials]

@@ -93,7 +93,7 @@ async def rehearse(
     )
     deadline_s, before = config.environment.step_deadline_s, CallFault("")
     try:
-        async with CallRunner.of(config.environment) as workers:
+        async with CallRunner(config.environment) as workers:
             progress = _Progress(workers, deadline_s, say)
             for num_retries in count():
                 playing = _playing(config, name, environment)

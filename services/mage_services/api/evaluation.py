@@ -188,7 +188,7 @@ async def _play(
     """
     chat = load_chat(policy, thinking=config.transcript.thinking)
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
-    async with made as engine, CallRunner.of(config.environment) as workers:
+    async with made as engine, CallRunner(config.environment) as workers:
         evaluator = Evaluator(config, chat, engine, workers, config.evaluation.episodes)
         evaluator.guidance = guidance
         final = _printed_of("the final sets and their controls")

@@ -455,7 +455,7 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
     chat, engine, games = _prepare(given, player, configs, record)
     concurrency = given.concurrency or CONCURRENCY
     at_once = concurrency if player.endpoint else configs[0].engine.max_contexts
-    async with engine, CallRunner.of(configs[0].environment) as workers:
+    async with engine, CallRunner(configs[0].environment) as workers:
         measurement = Measurement(
             games,
             chat,

@@ -52,7 +52,7 @@ def run(given: argparse.Namespace) -> int:
     def say(address: str) -> None:
         print(f"serving {given.name} at {address}, at most {limits.sessions} sessions", flush=True)
 
-    workers = CallRunner.of(config.environment)
+    workers = CallRunner(config.environment)
     kind = AgentGymServer if given.protocol == "agentgym" else OpenEnvServer
     application = kind(environment, limits, workers).application
     uvloop.run(serve(application, given.host, given.port, workers, say))

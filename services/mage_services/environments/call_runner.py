@@ -321,29 +321,22 @@ class CallClock:
     """
 
 
+PATIENT = EnvironmentConfig(step_deadline_s=math.inf)
+"""Configuration of calls without a deadline."""
+
+
 class CallRunner:
     """Make calls, each within a deadline. Threads and processes are started when they are needed.
 
     Args:
-        deadline_s: Seconds on its clock after which a call fails.
-        num_processes: Number of worker processes; 0 to make calls in threads of this process.
-        most_open: Largest number of objects at once, others wait before their `reset`; 0: any.
-        idle_s: Seconds without a call after which an object is closed; 0 for never.
-        wait_for_room_s: Seconds for which a `reset` that finds no room is repeated.
+        config: Its deadline of a call, worker processes, and bounds on open objects.
         say: Called with a sentence for the user, about a slow call.
     """
 
     def __init__(
-        self,
-        deadline_s: float = math.inf,
-        num_processes: int = 0,
-        *,
-        most_open: int = 0,
-        idle_s: float = 0.0,
-        wait_for_room_s: float = 0.0,
-        say: Callable[[str], None] = print_to_stderr,
+        self, config: EnvironmentConfig = PATIENT, say: Callable[[str], None] = print_to_stderr
     ) -> None:
-        self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
+        self._deadline_s, self._wait_for_room_s = config.step_deadline_s, config.wait_for_room_s
         self._say = say
         self._running: set[CallClock] = set()
         """Clocks that run: of calls that have not returned, and do not wait for the policy."""
@@ -355,24 +348,12 @@ class CallRunner:
         """Timer that looks for slow calls."""
         self._known_slow: set[str] = set()
         """Names of the functions for which a slow call was reported."""
-        self._leases = Leases(most_open, idle_s, self._close_idle)
-        self._pool = WorkerPool(num_processes, say) if num_processes else None
+        self._leases = Leases(config.most_open, config.idle_s, self._close_idle)
+        self._pool = WorkerPool(config.workers, say) if config.workers else None
         self._serial: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._idle_threads: list[CallThread] = []
         self._coroutines: CoroutineThread | None = None
         self._background: set[asyncio.Task[object]] = set()
-
-    @classmethod
-    def of(cls, config: EnvironmentConfig, say: Callable[[str], None] = print_to_stderr) -> Self:
-        """Return the call runner that a configuration describes."""
-        return cls(
-            config.step_deadline_s,
-            config.workers,
-            most_open=config.most_open,
-            idle_s=config.idle_s,
-            wait_for_room_s=config.wait_for_room_s,
-            say=say,
-        )
 
     async def perform(self, call: Call) -> Answered:
         """Make a call, and return its result. Cancellation abandons the call: a coroutine is

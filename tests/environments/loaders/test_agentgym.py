@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.agentgym import Reader, handle_of, reset_body
@@ -51,7 +52,7 @@ def there(address: str, item: int, actions: Sequence[str], deadline_s: float = 2
     environment = catalogue.load(f"agentgym:{address}", tasks=2048)
 
     async def play() -> Played:
-        async with CallRunner(deadline_s) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=deadline_s)) as workers:
             return await play_waiting(environment, str(item), actions, workers)
 
     return asyncio.run(play())
@@ -194,7 +195,7 @@ def test_a_session_that_is_closed_during_a_reset_begins_no_episode(is_waiting: b
             is_over.set()
 
     async def main() -> dict[str, Any]:
-        async with CallRunner(20.0) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=20.0)) as workers:
             server = AgentGymServer(ResetStep(Slow, {}), Limits(1, 20.0), workers)
             async with TestClient(TestServer(server.application)) as client:
                 await client.post("/create")
@@ -218,7 +219,7 @@ def test_a_session_that_is_closed_during_a_reset_begins_no_episode(is_waiting: b
 async def begun_then(address: str, pause: Callable[[], Awaitable[None]]) -> None:
     """Begin an episode, let something happen, then step."""
     environment = catalogue.load(f"agentgym:{address}")
-    async with CallRunner(20.0) as workers:
+    async with CallRunner(EnvironmentConfig(step_deadline_s=20.0)) as workers:
         play = environment.begin(Task("late", "3", 0), 0)
         while (call := play.next_call()) is not None:
             call.take(await workers.perform(call))
@@ -286,7 +287,7 @@ def made_up() -> Callable[..., Played]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         environment = catalogue.load(f"agentgym:http://127.0.0.1:{runner.addresses[0][1]}")
         try:
-            async with CallRunner(10.0) as workers:
+            async with CallRunner(EnvironmentConfig(step_deadline_s=10.0)) as workers:
                 return await play_waiting(environment, "3", actions, workers)
         finally:
             await runner.cleanup()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments import catalogue
 from mage_async.environments.loaders.openenv import form_of, observed
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
@@ -33,7 +34,7 @@ def played(address: str, *actions: str, times: int = 1) -> list[Played]:
     environment = catalogue.load(f"openenv:{address}")
 
     async def play() -> list[Played]:
-        async with CallRunner(10.0) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=10.0)) as workers:
             return [await play_waiting(environment, "3", actions, workers) for _ in range(times)]
 
     return asyncio.run(play())
@@ -78,7 +79,7 @@ def test_a_server_that_is_full_says_so_by_name(address: str) -> None:
     async def third() -> None:
         environment = catalogue.load(f"openenv:{address}")
         async with (
-            CallRunner(10.0) as workers,
+            CallRunner(EnvironmentConfig(step_deadline_s=10.0)) as workers,
             aiohttp.ClientSession(f"{address}/") as http,
             http.ws_connect("ws"),
             http.ws_connect("ws"),
@@ -124,7 +125,7 @@ def test_an_idle_session_is_closed_and_its_place_is_free(address: str) -> None:
 async def begun_then(address: str, pause: Callable[[], Awaitable[None]]) -> None:
     """Begin an episode, wait for something else, then step."""
     environment = catalogue.load(f"openenv:{address}")
-    async with CallRunner(10.0) as workers:
+    async with CallRunner(EnvironmentConfig(step_deadline_s=10.0)) as workers:
         play = environment.begin(Task("late", "3", 0), 0)
         while (call := play.next_call()) is not None:
             call.take(await workers.perform(call))

@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Prompt
 from mage_async.config import config_file
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Kind, Task, Trial
@@ -53,7 +54,7 @@ def trial_of(chat: ChatFormat, name: str, member: str, actions: Sequence[str]) -
 
     async def main() -> Trial:
         stage = Stage(environment, rules, chat, ScriptedEngine(answers, at_once))
-        async with CallRunner(30.0) as workers:
+        async with CallRunner(EnvironmentConfig(step_deadline_s=30.0)) as workers:
             run = stage.begin(Task(environment.facts.name, member, 5), 0, "0")
             return await play_trial(run, stage.engine, workers)
 
