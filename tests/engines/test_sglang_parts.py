@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage_async.assembly import check
+from mage_async.completion import Sampling
 from mage_async.config import config_file
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import ConfigError, PolicyError, RunError, UnreadableWeights
@@ -67,7 +68,6 @@ MESSAGES: list[say.Message] = [
         name="actor-0",
         directory="/m",
         arguments={"page_size": 1, "x": [1.5, None]},
-        version=0,
         max_tokens=9,
     ),
     say.Serving(facts="SGLang"),
@@ -76,11 +76,7 @@ MESSAGES: list[say.Message] = [
         rid="0" * 32,
         tokens=np.arange(5, dtype=np.int32).tobytes(),
         extra_key="v3",
-        max_tokens=4,
-        temperature=0.5,
-        top_p=1.0,
-        top_k=0,
-        stop_tokens=(7, 8),
+        sampling=Sampling(temperature=0.5, max_tokens=4, stop_tokens=(7, 8)),
         seed=2**63 - 1,
     ),
     say.PromptCached(rid="a"),
@@ -226,9 +222,7 @@ def test_an_sglang_whose_cache_holds_no_whole_context_does_not_serve(
         "sglang.srt.server_args": {"ServerArgs": lambda page_size: None},
     }.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**value))
-    start = say.Start(
-        name="actor-0", directory="/m", arguments={"page_size": 1}, version=0, max_tokens=100
-    )
+    start = say.Start(name="actor-0", directory="/m", arguments={"page_size": 1}, max_tokens=100)
     if longest == 100:
         assert server._launch(start) is engine
         return

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from mage_async.completion import Sampling
 from mage_async.inference.weight_fingerprint import (
     NUM_PROBE_TOKENS,
     WeightFingerprint,
@@ -92,7 +93,6 @@ class Process:
             manager,
             self._fresh.put_nowait,
             name="actor-0",
-            version=0,
             directory=directory,
             has_token_versions=False,
             needs_update_messages=False,
@@ -119,11 +119,7 @@ REQUEST = say.Generate(
     rid="a" * 32,
     tokens=np.arange(4, dtype=np.int32).tobytes(),
     extra_key="v0",
-    max_tokens=5,
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    stop_tokens=(),
+    sampling=Sampling(max_tokens=5),
     seed=1,
     reports_prompt=True,
 )

@@ -318,7 +318,6 @@ class SglangEngine(Engine):
             name=self._name,
             directory=str(self._directory),
             arguments=arguments,
-            version=0,
             max_tokens=self._config.max_tokens,
         )
 

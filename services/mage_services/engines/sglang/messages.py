@@ -17,6 +17,7 @@ A message is a tagged record in msgpack; arrays are raw bytes in it.
 
 from typing import Any
 
+from mage_async.completion import Sampling
 from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.policy_version import Provenance
 from mage_async.protocol.messages import Fields
@@ -28,10 +29,9 @@ class Start(Fields):
     name: str
     """Name of the engine's actor."""
     directory: str
+    """Directory of the model, whose weights are version 0."""
     arguments: dict[str, Any]
     """Arguments of SGLang's `ServerArgs`, by their names there."""
-    version: int
-    """Version of the weights in the directory."""
     max_tokens: int
     """Longest context, prompt and completion together."""
 
@@ -60,12 +60,7 @@ class Generate(Fields):
     extra_key: str
     """SGLang's `extra_key`: the KV cache finds only prefixes of requests with an equal key, which
     names the version whose weights compute the prompt's keys and values."""
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    """0: no limit."""
-    stop_tokens: tuple[int, ...]
+    sampling: Sampling
     seed: int
     reports_prompt: bool = False
     """Whether to send `PromptCached`."""

@@ -111,7 +111,7 @@ class Server:
         manager: SGLang's `TokenizerManager`, which takes requests and passes them to its scheduler.
         send: sends a message to the actor.
         name: name of the actor.
-        version: version of the weights in `directory`, which SGLang has loaded.
+        directory: model that SGLang has loaded, whose weights are version 0.
         has_token_versions: whether replies contain the version of each token.
         needs_update_messages: whether an update by tensors needs begin and end messages.
         precision: precision of SGLang's log-probs, for the comparison of fingerprints.
@@ -123,7 +123,6 @@ class Server:
         send: Callable[[Message], None],
         *,
         name: str,
-        version: int,
         directory: Path,
         has_token_versions: bool,
         needs_update_messages: bool,
@@ -131,7 +130,7 @@ class Server:
     ) -> None:
         self._manager, self._send = manager, send
         self._has_token_versions = has_token_versions
-        self._first = version, directory
+        self._first = 0, directory
         """Version and path of the weights with which SGLang began."""
         self._version, self._good_path = self._first
         """Version and path of the weights in use; they are loaded again if an update fails."""
@@ -320,17 +319,17 @@ def _mask() -> Any:
 
 def _request(message: Generate, is_streamed: bool) -> Any:
     """Make SGLang's request. Log-probs are of the outputs only, after temperature and mask."""
-    mask = _mask() if message.allowed else None
+    mask, sampling = _mask() if message.allowed else None, message.sampling
     return _io_struct().GenerateReqInput(
         rid=message.rid,
         input_ids=np.frombuffer(message.tokens, np.int32).tolist(),
         sampling_params={
-            "max_new_tokens": message.max_tokens,
-            "temperature": message.temperature,
-            "top_p": message.top_p,
-            "top_k": message.top_k or -1,
-            "stop_token_ids": list(message.stop_tokens),
-            "ignore_eos": not message.stop_tokens,  # then only `max_tokens` ends the completion
+            "max_new_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "stop_token_ids": list(sampling.stop_tokens),
+            "ignore_eos": not sampling.stop_tokens,  # then only `max_tokens` ends the completion
             "sampling_seed": message.seed % 2**63,  # SGLang's seed is a signed integer of 64 bits
             "custom_params": {mask.PARAMETER: message.allowed} if mask else None,
         },
@@ -708,7 +707,6 @@ async def _main() -> None:
         engine.tokenizer_manager,
         send,
         name=start.name,
-        version=start.version,
         directory=Path(start.directory),
         has_token_versions=has_token_versions(found),
         needs_update_messages=needs_update_messages(found),
