@@ -53,6 +53,7 @@ from mage_async.tasks.task_stream import (
 from mage_async.trajectory import Group, Guidance, Task, Trial
 from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_run import TrialStart
 
 OnBatch = Callable[[list[Group]], None]
 """A callback that is called with the groups of each batch before the batch is trained."""
@@ -243,7 +244,8 @@ class InProcessRun:
             index: number of the trial in its group.
             swap: task of the last episode; None: the same as before.
         """
-        return begin_trial(self._environment, task, index, config, self._chat, name=name, swap=swap)
+        start = TrialStart(self._environment, task, index, config, self._chat, name, swap)
+        return begin_trial(start)
 
     def _play(self, runs: Sequence[TrialInProgress]) -> list[Trial]:
         """Play trials to their end, all at once, and return them in the same order."""

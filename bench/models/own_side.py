@@ -22,6 +22,7 @@ from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trials.duels import begin_trial
+from mage_async.trials.trial_run import TrialStart
 
 GROUPS, GROUP_SIZE, RATE = 4, 8, 1e-4
 """Groups of a batch, completions of a group, and learning rate, on both sides."""
@@ -35,7 +36,7 @@ def first_prompt(model: Path) -> np.ndarray:
     environment, chat = environment_of(config), load_chat(model)
     rules = trial_config_of(config, environment, chat, config.trial.episodes)
     task = TaskStream(environment, config.seed).task(0)
-    prompt = begin_trial(environment, task, 0, rules, chat, name="0").next_prompt()
+    prompt = begin_trial(TrialStart(environment, task, 0, rules, chat, name="0")).next_prompt()
     assert prompt is not None
     return prompt.tokens
 

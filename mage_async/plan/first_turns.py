@@ -30,8 +30,8 @@ from mage_async.policy.load import check_trainable, load_frozen_policies
 from mage_async.policy.lora import load_trained
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import TrialInProgress, begin_trial
-from mage_async.trials.scripted_play import random_play, random_task
+from mage_async.trials.duels import TrialInProgress
+from mage_async.trials.scripted_play import random_play, random_task, random_trials
 
 NUM_TURNS = 2
 """Number of turns of each trial: one that reads the rules, and one of those that follow."""
@@ -118,17 +118,7 @@ def play_first_turns(
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)
     chat = load_chat(directory, thinking=config.transcript.thinking)
     trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
-    runs = [
-        begin_trial(
-            environment,
-            random_task(environment, "train", source),
-            0,  # its index in its group; here each trial is a group of its own
-            trial_config,
-            chat,
-            name=str(number),
-        )
-        for number in range(size)
-    ]
+    runs = random_trials(environment, trial_config, chat, source, size)
     engine, times, lengths = Scheduler(model), [now()], list[int]()
     for _ in range(NUM_TURNS):
         lengths.append(_play_turn(runs, engine, settle))

@@ -42,12 +42,12 @@ from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.agent_run import Message
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.chat_format import Message as ChatMessage
-from mage_async.trials.duels import begin_trial
 from mage_async.trials.scripted_play import (
     Player,
     own_script,
     random_play,
     random_task,
+    random_trials,
     scripted_trial,
     word_tokens,
 )
@@ -329,17 +329,7 @@ def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatForma
     environment = environment_of(config)
     trial_config = trial_config_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/own play")
-    runs = [
-        begin_trial(
-            environment,
-            random_task(environment, "train", source),
-            0,  # index in its group, of which it is the only trial
-            trial_config,
-            chat,
-            name=str(number),
-        )
-        for number in range(warm.trials)
-    ]
+    runs = random_trials(environment, trial_config, chat, source, warm.trials)
     slots, max_tokens = config.engine.max_contexts, config.engine.max_tokens
     model = Model.load(directory, slots=slots, max_tokens=max_tokens)
     trials = play_trials(runs, Scheduler(model))

@@ -22,20 +22,19 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.agent import AgentTasks, Session
-from mage_async.environments.environment import Environment
 from mage_async.environments.legal_pattern import regex_form
 from mage_async.environments.mix import component_of, component_task
 from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.errors import CallFault, ContextFull, RunError
-from mage_async.trajectory import FinishedEpisodes, Kind, Task, Trial, Turn
+from mage_async.trajectory import FinishedEpisodes, Kind, Trial, Turn
 from mage_async.trials.action_parser import outside_thinking
 from mage_async.trials.allowed_tokens import answer_restriction, json_form, tool_form
-from mage_async.trials.chat_format import ChatFormat, Tools
 from mage_async.trials.chat_format import Message as ChatMessage
+from mage_async.trials.chat_format import Tools
 from mage_async.trials.transcript import GrowingSegment
-from mage_async.trials.trial_config import TrialConfig, remark_lines
-from mage_async.trials.trial_run import Counts, turn_seed
+from mage_async.trials.trial_config import remark_lines
+from mage_async.trials.trial_run import Counts, TrialStart, turn_seed
 
 MAX_LINEAGES = 256
 """Largest number of lineages of a trial: a message to the learner holds no more segments
@@ -173,20 +172,11 @@ class AgentRun:
     another actor has to begin the trial again.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        swap: Task | None = None,
-    ) -> None:
-        self._environment, self._task, self._index = environment, task, index
-        self._config, self._chat, self._name, self._swap = config, chat, name, swap
-        self._facts = component_of(environment, task.member).facts
+    def __init__(self, start: TrialStart) -> None:
+        self._environment, self._task, self._index = start.environment, start.task, start.index
+        self._config, self._chat = start.config, start.chat
+        self._name, self._swap = start.name, start.swap
+        self._facts = component_of(start.environment, start.task.member).facts
         self._open_session: Callable[[], Session] | None = None
         self._call: Call | None = None
         self._closings: list[Call] = []

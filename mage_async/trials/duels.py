@@ -37,43 +37,31 @@ from mage_async.tasks.league import version_of
 from mage_async.tasks.task_stream import MIXED, num_seats, own_task
 from mage_async.trajectory import FinishedEpisodes, Kind, Task, Trial
 from mage_async.trials.agent_run import AgentRun
-from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun, environment_code
+from mage_async.trials.trial_run import TrialRun, TrialStart, environment_code
 
 TrialInProgress: TypeAlias = "TrialRun | AgentRun | DuelRun | TwoMemoriesRun"
 """A trial that is being played, of any kind; all kinds have the interface of `TrialRun`."""
 
 
-def begin_trial(
-    environment: Environment,
-    task: Task,
-    index: int,
-    config: TrialConfig,
-    chat: ChatFormat,
-    *,
-    name: str,
-    swap: Task | None = None,
-    after: FinishedEpisodes | None = None,
-) -> TrialInProgress:
+def begin_trial(start: TrialStart) -> TrialInProgress:
     """Create a trial: against the environment, of a program, against a past policy, or with the
     policy in both seats.
 
-    Args:
-        after: see `TrialRun`; None for a trial of two sides, which is never continued.
+    A trial of two sides is never continued: its `after` is None.
     """
-    if MIXED in task.member:  # a mixed group, in which each trial has a member of its own
-        task = own_task(task, index)
-    version = version_of(task.member)
-    if isinstance(component_of(environment, task.member), AgentTasks):
-        return AgentRun(environment, task, index, config, chat, name=name, swap=swap)
-    if num_seats(task.member) == 1 and version is None:
-        return TrialRun(environment, task, index, config, chat, name=name, swap=swap, after=after)
-    assert after is None, "the other side may remember earlier episodes"
-    config = replace(config, advisers=None)  # an adviser looks at a play, not at a side of a duel
-    if version is None or config.rivals_remember:
-        return TwoMemoriesRun(environment, task, index, config, chat, name=name, version=version)
-    return DuelRun(environment, task, index, config, chat, name=name, version=version)
+    if MIXED in start.task.member:  # a mixed group, in which each trial has a member of its own
+        start = replace(start, task=own_task(start.task, start.index))
+    member = start.task.member
+    version = version_of(member)
+    if isinstance(component_of(start.environment, member), AgentTasks):
+        return AgentRun(start)
+    if num_seats(member) == 1 and version is None:
+        return TrialRun(start)
+    assert start.after is None, "the other side may remember earlier episodes"
+    # An adviser looks at a play, not at a side of a duel.
+    start = replace(start, config=replace(start.config, advisers=None))
+    remembers = version is None or start.config.rivals_remember
+    return (TwoMemoriesRun if remembers else DuelRun)(start, version)
 
 
 def make_calls(trial: TrialInProgress) -> None:
@@ -155,24 +143,12 @@ class TwoSidedRun:
         EnvironmentFault: the environment has no opponent's seat.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        version: int | None,
-    ) -> None:
-        self._environment, self._task, self._version = environment, task, version
-        self._begin_opponent(index, config, chat, name)
-        self._agent = TrialRun(
-            environment, task, index, config, chat, name=name, begin=self._agent_play
-        )
+    def __init__(self, start: TrialStart, version: int | None) -> None:
+        self._environment, self._task, self._version = start.environment, start.task, version
+        self._begin_opponent(start)
+        self._agent = TrialRun(start, self._agent_play)
 
-    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
+    def _begin_opponent(self, start: TrialStart) -> None:
         """Create the other side; the arguments are those of the constructor.
 
         Called before the agent's side is created, which may need the other side's duel.
@@ -232,30 +208,18 @@ class PastPolicySide:
         EnvironmentFault: the environment has no opponent's seat.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        episode: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        version: int,
-    ) -> None:
-        duel = self.duel = duel_of(environment, task, episode)
+    def __init__(self, start: TrialStart, version: int, episode: int) -> None:
+        duel = self.duel = duel_of(start.environment, start.task, episode)
         self._version = version
         # For the past policy an episode is a whole trial, which lasts as long as the agent plays.
         own_config = replace(
-            config.with_guidance(None), num_episodes=1, max_turns=0, stops_on_success=False
+            start.config.with_guidance(None), num_episodes=1, max_turns=0, stops_on_success=False
         )
         # A trial's completions get their seeds from its task's seed.
-        seeded_task = replace(task, seed=_episode_sampling_seed(duel.chance))
-        side = SidePlay(duel, OPPONENT)
-        own_name = f"{name}.rival{episode}"
-        self._run = TrialRun(
-            environment, seeded_task, 0, own_config, chat, name=own_name, begin=lambda _: side
-        )
+        seeded_task = replace(start.task, seed=_episode_sampling_seed(duel.chance))
+        own_name = f"{start.name}.rival{episode}"
+        own = replace(start, task=seeded_task, index=0, config=own_config, name=own_name)
+        self._run = TrialRun(own, lambda _: SidePlay(duel, OPPONENT))
 
     def next_prompt(self) -> Prompt | None:
         """Return the past policy's next prompt; `None` if it is not its turn."""
@@ -281,20 +245,12 @@ class PastPolicySide:
 class DuelRun(TwoSidedRun):
     """Play a trial against a past policy that remembers nothing: each episode is its first."""
 
-    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
+    def _begin_opponent(self, start: TrialStart) -> None:
         assert self._version is not None, "without memory, only a past policy plays the other seat"
         self._past_contexts = list[str]()
         """Contexts of the past policy in the episodes before the current one."""
         # Called with the number of an episode.
-        self._start_opponent = partial(
-            PastPolicySide,
-            self._environment,
-            self._task,
-            config=config,
-            chat=chat,
-            name=name,
-            version=self._version,
-        )
+        self._start_opponent = partial(PastPolicySide, start, self._version)
         self._opponent = self._start_opponent(0)
 
     def next_prompt(self) -> Prompt | None:
@@ -344,8 +300,8 @@ class TwoMemoriesRun(TwoSidedRun):
         TrialFault: an episode was over before a side could act in it.
     """
 
-    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
-        assert not config.max_turns, (
+    def _begin_opponent(self, start: TrialStart) -> None:
+        assert not start.config.max_turns, (
             "no method limits turns here, as the configuration's checks ensure"
         )
         self._duels: list[Duel] = []
@@ -353,19 +309,14 @@ class TwoMemoriesRun(TwoSidedRun):
         self._side_to_sample: Side = AGENT
         """The side of the last prompt."""
         # In self-play this side is the group's next trial: the same task from the other seat.
-        task, index = self._task.across(), index + 1
-        if self._version is not None:
-            task, index = replace(task, seed=_group_sampling_seed(task)), 0
-            config = replace(config.with_guidance(None), stops_on_success=False)
-        self._opponent = TrialRun(
-            self._environment,
-            task,
-            index,
-            config,
-            chat,
-            name=f"{name}.across",
-            begin=partial(self._side_play, OPPONENT),
+        own = replace(
+            start, task=start.task.across(), index=start.index + 1, name=f"{start.name}.across"
         )
+        if self._version is not None:
+            own_config = replace(start.config.with_guidance(None), stops_on_success=False)
+            task = replace(own.task, seed=_group_sampling_seed(own.task))
+            own = replace(own, task=task, index=0, config=own_config)
+        self._opponent = TrialRun(own, partial(self._side_play, OPPONENT))
 
     def next_prompt(self) -> Prompt | None:
         """Return the next prompt of either side; `None` when the agent's trial is over."""

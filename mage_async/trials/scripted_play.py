@@ -20,9 +20,9 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Guidance, Kind, Task, Trial, Turn
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat, Message, Tokens, Tools
-from mage_async.trials.duels import make_calls
+from mage_async.trials.duels import TrialInProgress, begin_trial, make_calls
 from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 
 
 @dataclass(slots=True)
@@ -170,7 +170,8 @@ def scripted_trial(
     script = player(part, source)
     assert script is not None, "callers check that the environment has a script"
     reader = script if isinstance(script, TurnReader) else None
-    run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
+    config = config.with_guidance(guidance)
+    run = TrialRun(TrialStart(environment, task, index, config, chat, "script"))
     words = word_tokens(part, chat)
     notes = NoteTaker(script, chat, random.Random(f"{task.seed}/{index}/notes"))
     # Guidance only replaces actions: the script itself reads the turns and states facts for notes.
@@ -210,6 +211,17 @@ def random_task(environment: Environment, split: Split, source: random.Random) -
         return replace(task, environment=name, member=part.member(task.member))
     members, seats = environment.members(split), environment.seats()
     return Task(name, source.choice(members), source.getrandbits(40), source.choice(seats))
+
+
+def random_trials(
+    environment: Environment, config: TrialConfig, chat: ChatFormat, source: random.Random, num: int
+) -> list[TrialInProgress]:
+    """Begin trials of random training tasks, each the only one of its group."""
+    tasks = [random_task(environment, "train", source) for _ in range(num)]
+    return [
+        begin_trial(TrialStart(environment, task, 0, config, chat, str(number)))
+        for number, task in enumerate(tasks)
+    ]
 
 
 def _answer(

@@ -84,6 +84,26 @@ class _PendingAction(NamedTuple):
     anchor: str
 
 
+@dataclass(frozen=True, slots=True)
+class TrialStart:
+    """Hold what a trial begins with, of whatever kind it is."""
+
+    environment: Environment
+    task: Task
+    index: int
+    """Number of the trial in its group."""
+    config: TrialConfig
+    chat: ChatFormat
+    name: str
+    """Prefix of the names of its contexts in the engine."""
+    swap: Task | None = None
+    """Another task, which replaces the task in the last episode, as a control of adaptation."""
+    after: FinishedEpisodes | None = None
+    """Episodes of this trial that another process has finished, which the run continues; None: the
+    trial begins here.
+    """
+
+
 class TrialRun:
     """Play one trial: hand out its prompts, receive their completions, return the trial.
 
@@ -94,39 +114,24 @@ class TrialRun:
     pass their results to `answer`.
 
     Args:
-        index: number of the trial in its group.
-        name: prefix of the names of its contexts in the engine.
-        swap: another task, which replaces the task in the last episode, as a control of adaptation.
         begin: creates the play of an episode in which a policy has the other seat (`duels.py`);
             None: the environment's own play.
-        after: episodes of this trial that another process has finished, which this run continues;
-            None: the trial begins here.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        swap: Task | None = None,
-        begin: Callable[[int], Play] | None = None,
-        after: FinishedEpisodes | None = None,
-    ) -> None:
-        self._environment, self._task, self._index = environment, task, index
+    def __init__(self, start: TrialStart, begin: Callable[[int], Play] | None = None) -> None:
+        environment, task, config = start.environment, start.task, start.config
+        self._environment, self._task, self._index = environment, task, start.index
+        self._name, self._swap, self._after = start.name, start.swap, start.after
         # The environment itself or, of a mix of environments, the one that this task belongs to.
         part = component_of(environment, task.member)
         self._config = config = config if part is environment else config.for_environment(part)
         self._facts = part.facts
-        self._name, self._swap, self._make_play = name, swap, begin or self._play_alone
-        self._chat = chat.offering(part.tools)
+        self._make_play = begin or self._play_alone
+        self._chat = start.chat.offering(part.tools)
         self._transcript = Transcript(self._chat, config.parser)
         self._contexts = Contexts(config, self._chat, self._transcript, self._legal_actions)
         self._turns: list[Turn] = []
-        self._adviser = config.advisers(part, task, index) if config.advisers else None
+        self._adviser = config.advisers(part, task, start.index) if config.advisers else None
         self._alternatives: list[Alternative] = []
         self._remarks: list[str] = []
         """The agent's remarks after each finished episode."""
@@ -160,14 +165,13 @@ class TrialRun:
         # Another process cannot continue a trial whose adviser, or whose other seat in a duel, may
         # remember the episodes that it has seen.
         self._may_be_resumed = (
-            config.resumes and not config.advisers and begin is None and swap is None
+            config.resumes and not config.advisers and begin is None and self._swap is None
         )
         # Truncation needs the texts of the context's messages, and `FinishedEpisodes` has only
         # their tokens.
         self._may_be_resumed &= config.compaction != "truncation"
-        self._after = after
-        if after is not None:
-            self._resume(after)
+        if self._after is not None:
+            self._resume(self._after)
         self._play = self._begin_play()
 
     def next_call(self) -> Call | None:

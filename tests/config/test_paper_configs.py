@@ -16,7 +16,7 @@ from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trials.scripted_play import random_task
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 
 FOLDER = Path(__file__).parents[2] / "configs" / "papers"
 ORBIT = FOLDER / "orbit.toml"
@@ -55,7 +55,7 @@ def test_its_first_prompt_says_the_rules(file, tmp_path):
     chat = load_chat(tmp_path)
     rules = trial_config_of(config, environment, chat, config.trial.episodes)
     task = random_task(environment, "train", random.Random(0))
-    run = TrialRun(environment, task, 0, rules, chat, name="t")
+    run = TrialRun(TrialStart(environment, task, 0, rules, chat, name="t"))
     prompt = run.next_prompt()
     said = chat.decode(prompt.tokens.tolist())
     assert component_of(environment, task.member).rules()[:40] in said

@@ -18,6 +18,7 @@ from mage_async.config import config_file
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Task
 from mage_async.trials.duels import begin_trial
+from mage_async.trials.trial_run import TrialStart
 from tests.helpers.pages import ROOT, carry_out, python_blocks
 from tests.helpers.recorded_runs import unpack
 
@@ -82,7 +83,7 @@ def test_the_loop_of_the_page_of_architecture_plays_a_trial(chat):
     environment = environment_of(config)
     member = environment.members("heldout")[0]
     rules = trial_config_of(config, environment, chat, num_episodes=2)
-    run = begin_trial(environment, Task("rps", member, 1), 0, rules, chat, name="t")
+    run = begin_trial(TrialStart(environment, Task("rps", member, 1), 0, rules, chat, name="t"))
 
     async def complete(_):
         tokens = np.array(chat.encode(" rock"), np.int32)

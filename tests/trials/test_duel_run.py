@@ -18,6 +18,7 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import DuelRun
 from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_run import TrialStart
 
 NAMES = ("kuhn", "rps", "tictactoe")
 OPTIONS = {"kuhn": {"opponents": "contrasts", "hands": 2, "redeals": False}}
@@ -43,12 +44,9 @@ def play(
     """A whole trial in which everyone draws a word by the prompt's seed, as an engine would."""
     environment = made(name)
     run = DuelRun(
-        environment,
-        task,
-        index,
-        changed or rules(environment, chat),
-        chat,
-        name=f"t{index}",
+        TrialStart(
+            environment, task, index, changed or rules(environment, chat), chat, name=f"t{index}"
+        ),
         version=7,
     )
     asked: list[Prompt] = []
@@ -161,11 +159,13 @@ def test_where_nobody_can_sit_the_group_is_given_up(chat: ChatFormat) -> None:
     environment = catalogue.load("scout")
     with pytest.raises(EnvironmentFault, match="scout: nobody can play the opponent's seat"):
         DuelRun(
-            environment,
-            Task("scout", "policy-7", 0),
-            0,
-            rules(environment, chat),
-            chat,
-            name="t",
+            TrialStart(
+                environment,
+                Task("scout", "policy-7", 0),
+                0,
+                rules(environment, chat),
+                chat,
+                name="t",
+            ),
             version=7,
         )

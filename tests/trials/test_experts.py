@@ -22,7 +22,7 @@ from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import begin_trial
 from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun, placed
+from mage_async.trials.trial_run import TrialRun, TrialStart, placed
 
 CONFIG = config_file.load(config_file.find(None), ["transcript.max_reflection_tokens=6"])
 RPS = environment_of(CONFIG)
@@ -36,7 +36,7 @@ def rules(chat: ChatFormat, *changes: str) -> TrialConfig:
 
 def played(how: TrialConfig, chat: ChatFormat, said: str, task: Task = TASK) -> Trial:
     """A trial in which every completion is the same."""
-    run = TrialRun(RPS, task, 0, how, chat, name="t")
+    run = TrialRun(TrialStart(RPS, task, 0, how, chat, name="t"))
     tokens = np.array(chat.encode(said), np.int32)
     logprobs = np.zeros(len(tokens), np.float32)
     while run.next_prompt() is not None:
@@ -158,7 +158,7 @@ def test_a_script_that_answers_with_no_action_is_the_environments_fault(answer: 
 
 
 def test_nobody_is_asked_against_a_version_of_the_policy(chat: ChatFormat) -> None:
-    run = begin_trial(RPS, Task("rps", "policy-3", 3), 0, rules(chat), chat, name="t")
+    run = begin_trial(TrialStart(RPS, Task("rps", "policy-3", 3), 0, rules(chat), chat, name="t"))
     tokens = np.array(chat.encode(" rock"), np.int32)
     while run.next_prompt() is not None:
         run.receive(Completion(tokens, np.zeros(1, np.float32), (VersionRun(0, 0, 0),), "stop", 0))

@@ -28,7 +28,7 @@ from mage_async.trials.context_limit import Contexts, NextTurn
 from mage_async.trials.scripted_play import chat_in_words, random_task, scripted_trial
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.environments.call_runner import CallRunner
@@ -54,7 +54,7 @@ def begun(
     after: FinishedEpisodes | None = None,
 ) -> TrialRun:
     environment = environment_of(config_of())
-    return TrialRun(environment, TASK, 4, rules, chat, name="t", swap=swap, after=after)
+    return TrialRun(TrialStart(environment, TASK, 4, rules, chat, name="t", swap=swap, after=after))
 
 
 def answer(prompt: Prompt, kind: Kind, chat: ChatFormat) -> Completion:
@@ -202,7 +202,9 @@ def test_the_tokens_of_notes_are_trained_unless_they_earn_nothing(
 ) -> None:
     config = config_of(f"trial.train_notes={str(trains).lower()}", "advantage.scale=[]")
     runs = [
-        TrialRun(environment_of(config), TASK, index, rules_of(config, chat), chat, name="t")
+        TrialRun(
+            TrialStart(environment_of(config), TASK, index, rules_of(config, chat), chat, name="t")
+        )
         for index in range(2)
     ]
     trials = [finish(run, chat)[0] for run in runs]

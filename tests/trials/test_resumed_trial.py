@@ -15,7 +15,7 @@ from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult, TrialResult
 from mage_async.trajectory import FinishedEpisodes, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 
 TASK = Task("rps", "seq-rock-paper-paper", 7)
 MOVES = ("rock", "paper", "scissors")
@@ -25,7 +25,7 @@ def begun(changes: list[str], chat: ChatFormat, after: FinishedEpisodes | None =
     config = config_file.load(config_file.find("quickstart"), changes)
     environment = environment_of(config)
     rules = trial_config_of(config, environment, chat, 3)
-    return TrialRun(environment, TASK, 4, rules, chat, name="t", after=after)
+    return TrialRun(TrialStart(environment, TASK, 4, rules, chat, name="t", after=after))
 
 
 def answer(prompt: Prompt, chat: ChatFormat) -> Completion:

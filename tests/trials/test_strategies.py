@@ -15,7 +15,7 @@ from mage_async.learning.advantages import turn_advantages
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from mage_async.trials.scripted_play import scripted_trial
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 from tests.helpers.credits import CREDITS, credit_of
 
 RPS = environment_of(config_file.load(config_file.find(None), []))
@@ -61,7 +61,7 @@ def test_the_action_is_conditioned_on_its_strategy(chat):
 
 def test_only_strategies_are_drawn_at_their_own_temperature(chat):
     settings = ("trial.strategy=turn", "trial.memory=reflection")
-    run = TrialRun(RPS, TASK, 0, rules(chat, *settings), chat, name="t")
+    run = TrialRun(TrialStart(RPS, TASK, 0, rules(chat, *settings), chat, name="t"))
     found = {}
     while (prompt := run.next_prompt()) is not None:
         found.setdefault(run.kind, set()).add(

@@ -22,7 +22,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted_play import scripted_trial
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 
 TASK = Task("rps", "seq-rock-paper-paper", 7)
 
@@ -59,7 +59,7 @@ def _completion(chat: ChatFormat, text: str, version: int = 0) -> Completion:
 def test_every_prompt_extends_the_one_before_token_by_token(
     environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
-    run = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    run = TrialRun(TrialStart(environment, TASK, 0, rules, chat, name="t"))
     before = np.array([], np.int32)
     while (prompt := run.next_prompt()) is not None:
         assert (prompt.tokens[: len(before)] == before).all()
@@ -72,7 +72,7 @@ def test_every_prompt_extends_the_one_before_token_by_token(
 def test_a_trial_reads_as_chat(
     environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
-    run = TrialRun(environment, TASK, 0, replace(rules, num_episodes=1), chat, name="t")
+    run = TrialRun(TrialStart(environment, TASK, 0, replace(rules, num_episodes=1), chat, name="t"))
     while run.next_prompt() is not None:
         run.receive(_completion(chat, " rock"))
     trial = run.trial()
@@ -95,7 +95,7 @@ def test_reflections_alone_begin_a_context_per_episode(
     environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     rules = replace(rules, keeps_history=False, reflects=True)
-    run = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    run = TrialRun(TrialStart(environment, TASK, 0, rules, chat, name="t"))
     while run.next_prompt() is not None:
         run.receive(_completion(chat, " paper</remark>" if run.kind is Kind.REFLECT else " rock"))
     trial = run.trial()
@@ -110,7 +110,7 @@ def test_an_empty_remark_is_left_out_and_later_ones_keep_their_numbers(
     environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     rules = replace(rules, keeps_history=False, reflects=True)
-    run = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    run = TrialRun(TrialStart(environment, TASK, 0, rules, chat, name="t"))
     while run.next_prompt() is not None:
         remark = "</remark>" if run.episode == 0 else " paper</remark>"
         run.receive(_completion(chat, remark if run.kind is Kind.REFLECT else " rock"))
@@ -131,8 +131,8 @@ def test_a_swapped_trial_meets_someone_else_in_the_last_episode_only(
     environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     other = replace(TASK, member="fixed-scissors")
-    run = TrialRun(environment, TASK, 0, rules, chat, name="t", swap=other)
-    plain = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    run = TrialRun(TrialStart(environment, TASK, 0, rules, chat, name="t", swap=other))
+    plain = TrialRun(TrialStart(environment, TASK, 0, rules, chat, name="t"))
     for played in (run, plain):
         while played.next_prompt() is not None:
             played.receive(_completion(chat, " rock"))

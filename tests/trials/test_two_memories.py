@@ -20,6 +20,7 @@ from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TwoMemoriesRun, begin_trial
 from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_run import TrialStart
 
 NAMES = ("kuhn", "rps", "tictactoe")
 OPTIONS = {"kuhn": {"opponents": "contrasts", "hands": 2, "redeals": True}}
@@ -40,7 +41,7 @@ def play(
 ) -> tuple[tuple[Trial, ...], list[Prompt], TwoMemoriesRun]:
     """A whole trial in which everyone draws a legal word by the prompt's seed."""
     environment = made(task.environment)
-    run = begin_trial(environment, task, index, own, chat, name=f"t{index}")
+    run = begin_trial(TrialStart(environment, task, index, own, chat, name=f"t{index}"))
     assert isinstance(run, TwoMemoriesRun)
     asked: list[Prompt] = []
     while (prompt := run.next_prompt()) is not None:
@@ -101,7 +102,9 @@ def test_each_seat_reads_what_it_would_read_from_the_agents(chat: ChatFormat) ->
     own = rules("tictactoe", chat)
     (one, other), _, _ = play(Task("tictactoe", ITSELF, 8, 0), chat, own)
     words = {0: [t.action for t in one.turns], 1: [t.action for t in other.turns]}
-    run = begin_trial(made("tictactoe"), Task("tictactoe", ITSELF, 8, 1), 0, own, chat, name="u")
+    run = begin_trial(
+        TrialStart(made("tictactoe"), Task("tictactoe", ITSELF, 8, 1), 0, own, chat, name="u")
+    )
     assert isinstance(run, TwoMemoriesRun)
     while (_ := run.next_prompt()) is not None:
         ids = np.array(chat.encode(f" {words[1 - run._side_to_sample].pop(0)}"), np.int32)
@@ -151,7 +154,9 @@ def test_a_win_ends_the_trial_of_the_agent_alone(chat: ChatFormat) -> None:
 def test_an_episode_in_which_a_side_never_acts_is_given_up(chat: ChatFormat) -> None:
     """Words that are no cell use up a side's turns."""
     task = Task("tictactoe", ITSELF, 0, 0)
-    run = begin_trial(made("tictactoe"), task, 0, rules("tictactoe", chat), chat, name="t")
+    run = begin_trial(
+        TrialStart(made("tictactoe"), task, 0, rules("tictactoe", chat), chat, name="t")
+    )
     ids = np.array(chat.encode(" bet"), np.int32)
     said = Completion(ids, np.zeros(len(ids), np.float32), (VersionRun(0, 9, 9),), "stop", 0)
     for _ in range(MAX_TURNS - 1):

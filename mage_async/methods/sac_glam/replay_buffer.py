@@ -36,7 +36,7 @@ from mage_async.trials.action_parser import NAMES
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import make_calls
 from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 
 # Trials played again
 #
@@ -75,7 +75,7 @@ def play_again(
         RunError: an action was not drawn from a list of legal ones.
     """
     task = replace(trial.task, member=trial.task.member if member is None else member)
-    run = TrialRun(environment, task, trial.index, trial_config, chat, name="again")
+    run = TrialRun(TrialStart(environment, task, trial.index, trial_config, chat, "again"))
     left: dict[int, list[Turn]] = {}
     for turn in reversed(trial.turns):
         left.setdefault(turn.episode, []).append(turn)

@@ -33,7 +33,7 @@ from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress
 from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun, environment_code
+from mage_async.trials.trial_run import TrialRun, TrialStart, environment_code
 from mage_services.actor.rollout import Planned, Retries, play_or_cut
 from mage_services.engines.chat_endpoint import ChatEndpoint, Usage, as_completion
 from mage_services.engines.engine import Sampler
@@ -340,9 +340,8 @@ class Measurement:
             # The trial begins as one of the other task, and its last episode is of this one.
             task, swap = self._tasks[key.game][self._other(key)], task
         index = _index(key)
-        run = partial(TrialRun, environment, task, index, config, self._chat)
-        run = partial(run, name=key.name, swap=swap, begin=begin)
-        return Planned.of(run, task, index, config.num_episodes)
+        start = TrialStart(environment, task, index, config, self._chat, key.name, swap)
+        return Planned.of(partial(TrialRun, start, begin), task, index, config.num_episodes)
 
     def _history(self, key: TrialKey) -> list[Completion]:
         """Return the recorded answers that a trial begins with."""

@@ -22,6 +22,7 @@ from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
 from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play, shown
+from mage_async.trials.trial_run import TrialStart
 from mage_services.environments.call_runner import CallRunner
 
 if TYPE_CHECKING:
@@ -200,16 +201,9 @@ async def play_person_and_agent(
                 kept = ", ".join(map(name_of, weights.versions()))
                 raise RunError(f"{file} is not there: the run has kept {kept}")
             await engine.load_past(version, file)
-            begin_opponent = partial(
-                PastPolicySide,
-                environment,
-                task,
-                config=trial_config,
-                chat=stage.chat,
-                # Prefix of the names of the sequences of the past policy, the person's opponent.
-                name="person",
-                version=version,
-            )
+            # "person": prefix of the names of the sequences of the past policy, their opponent.
+            start = TrialStart(environment, task, 0, trial_config, stage.chat, "person")
+            begin_opponent = partial(PastPolicySide, start, version)
         if ask is not None:
             tell(component_of(environment, task.member).rules())
             play = human_play(environment, task, trial_config.num_episodes, begin_opponent)

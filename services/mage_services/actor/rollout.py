@@ -23,6 +23,7 @@ from mage_async.trials.agent_run import AgentRun
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_run import TrialStart
 from mage_services.engines.engine import Engine, Sampler, complete_in_time
 from mage_services.environments.call_runner import CallRunner, print_to_stderr
 
@@ -159,16 +160,8 @@ class Stage:
             swap: Task of the last episode, for the control `swapped`; None: the same task.
             after: Finished episodes of the trial, after which it continues; None: it begins anew.
         """
-        return begin_trial(
-            self.environment,
-            task,
-            index,
-            self.config,
-            self.chat,
-            name=name,
-            swap=swap,
-            after=after,
-        )
+        own = self.environment, task, index, self.config, self.chat
+        return begin_trial(TrialStart(*own, name, swap, after))
 
     def plan(self, task: Task, index: int, name: str, swap: Task | None = None) -> Planned:
         """Return a trial that is to be played; see `begin`."""

@@ -21,7 +21,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Guidance, Task
 from mage_async.trials import allowed_tokens
 from mage_async.trials.scripted_play import chat_in_words
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_run import TrialRun, TrialStart
 
 CHAT = chat_in_words()
 
@@ -49,7 +49,7 @@ def played(config, goal, actions, version=3, guidance=None):
     environment = environment_of(config)
     rules = trial_config_of(config, environment, CHAT, config.trial.episodes)
     rules = rules.with_guidance(guidance)
-    run = TrialRun(environment, Task("grid", goal, 5), 0, rules, CHAT, name="trial")
+    run = TrialRun(TrialStart(environment, Task("grid", goal, 5), 0, rules, CHAT, name="trial"))
     for word in actions:
         prompt = run.next_prompt()
         assert prompt is not None
@@ -164,7 +164,7 @@ def test_each_token_of_an_action_that_has_alternatives_is_a_step():
     environment = environment_of(config)
     rules = trial_config_of(config, environment, CHAT, config.trial.episodes)
     task = Task("sokoban", environment.members("train")[0], 5)
-    run = TrialRun(environment, task, 0, rules, CHAT, name="trial")
+    run = TrialRun(TrialStart(environment, task, 0, rules, CHAT, name="trial"))
     while (prompt := run.next_prompt()) is not None:
         action = next(each for each in run.play.legal_actions() if " " in each)
         tokens = allowed_tokens.action_tokens(action, CHAT, rules.parser)
