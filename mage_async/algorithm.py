@@ -45,7 +45,6 @@ from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import (
     FINAL_SEED,
     MatchedTasks,
-    TaskStream,
     evaluation_tasks,
     indices_to_begin,
     swapped,
@@ -101,14 +100,7 @@ class InProcessRun:
         self.methods = Methods(config, self._environment)
         self_play_share = self.methods.self_play_share()
         self.league = League(config.population, self._environment.facts, self_play_share)
-        self._tasks = MatchedTasks(
-            TaskStream(self._environment, config.seed).task,
-            self._environment,
-            self.league,
-            config.population,
-            seed=config.seed,
-            groups_per_step=config.admission.groups_per_step,
-        )
+        self._tasks = MatchedTasks(self._environment, self.league, config)
         self._num_evaluations = 0
         self._published = deque[tuple[int, Weights]](maxlen=config.admission.lag + 1)
         """The newest `admission.lag + 1` versions, oldest first; batches are played with the first,

@@ -11,10 +11,9 @@ player that the agent is, if a game has several.
 """
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mage_async.config.schema import Population
+from mage_async.config.schema import Config, Population
 from mage_async.environments.environment import Environment, Split
 from mage_async.environments.mix import Mix, MixComponent
 from mage_async.environments.user_calls import as_config_error
@@ -92,34 +91,22 @@ class MatchedTasks:
     """Draw tasks whose members the configuration's matchmaker chooses (`matchmaking.py`).
 
     Args:
-        task_of: Returns the task of the n-th group, granted at a policy version, with a member of
-            the environment, such as `TaskStream.task`.
         environment: The environment whose members are met.
         league: The past versions of the policy, and their ratings.
-        config: Table `population` of the configuration.
-        seed: Seed of the run, from which all draws follow.
-        groups_per_step: Number of groups that a step trains.
+        config: Configuration of the run, whose seed all draws follow from.
     """
 
-    def __init__(
-        self,
-        task_of: Callable[[int, int], Task],
-        environment: Environment,
-        league: League,
-        config: Population,
-        *,
-        seed: int,
-        groups_per_step: int,
-    ) -> None:
-        self._task_of, self._environment, self._league = task_of, environment, league
-        self._config, self._seed, self._groups_per_step = config, seed, groups_per_step
+    def __init__(self, environment: Environment, league: League, config: Config) -> None:
+        self._environment, self._league, self._config = environment, league, config.population
+        self._seed, self._groups_per_step = config.seed, config.admission.groups_per_step
+        self._stream = TaskStream(environment, config.seed)
         self._members = environment.members("train")
 
     def task(self, number: int, version: int = 0) -> Task:
         """Return the task of the `number`-th group, which is granted at a policy version, given the
         current ratings.
         """
-        task, config = self._task_of(number, version), self._config
+        task, config = self._stream.task(number, version), self._config
         if config.mixed_groups:
             source = random.Random(f"{self._seed}/mixed/{number}")
             order = source.sample(self._members, len(self._members))  # all, shuffled
@@ -141,7 +128,7 @@ class MatchedTasks:
             meets_rival = place < num_rival_places
         else:
             meets_rival = drawn < self_play + config.rivals
-        names: Sequence[str] = self._members
+        names = self._members
         if past_policies and meets_rival:
             names = past_policies
         elif past_policies:

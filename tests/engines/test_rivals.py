@@ -38,7 +38,7 @@ from mage_async.protocol.messages import (
 )
 from mage_async.protocol.trial_arrays import Frame
 from mage_async.tasks.league import League, name_of
-from mage_async.tasks.task_stream import MatchedTasks, TaskStream
+from mage_async.tasks.task_stream import MatchedTasks
 from mage_async.trajectory import Task, Trial, trial_as_dict
 from mage_async.trials.human_play import whole_text
 from mage_services.actor.actor import Actor
@@ -205,14 +205,7 @@ class Site:
         for _ in replay(records, self.ledger, self.league):
             continue
         environment = environment_of(config)
-        tasks = MatchedTasks(
-            TaskStream(environment, config.seed).task,
-            environment,
-            self.league,
-            config.population,
-            seed=config.seed,
-            groups_per_step=rules.groups_per_step,
-        )
+        tasks = MatchedTasks(environment, self.league, config)
         self.coordinator = Coordinator(
             self.channel,
             self.ledger,

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from mage_async.config.schema import Population
+from mage_async.config.schema import Admission, Config, Population
 from mage_async.environments.games.kuhn import Kuhn
 from mage_async.environments.games.rps import Rps
 from mage_async.tasks.league import ITSELF, League, version_of
@@ -18,9 +18,8 @@ def matchmaker(
     rules: Population, league: League | None = None, seed: int = 0, groups_per_step: int = 18
 ) -> MatchedTasks:
     league = league or League(rules, KUHN.facts)
-    return MatchedTasks(
-        TaskStream(KUHN, seed).task, KUHN, league, rules, seed=seed, groups_per_step=groups_per_step
-    )
+    admission = Admission(groups_per_step=groups_per_step)
+    return MatchedTasks(KUHN, league, Config(seed=seed, population=rules, admission=admission))
 
 
 def test_where_nothing_is_asked_for_the_decks_are_as_they_were() -> None:

@@ -25,7 +25,7 @@ from mage_async.policy.warm_start import Progress
 from mage_async.protocol.journal_records import SegmentHeader
 from mage_async.results.run_files import read_document, sync
 from mage_async.tasks.league import League
-from mage_async.tasks.task_stream import MatchedTasks, TaskStream
+from mage_async.tasks.task_stream import MatchedTasks
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator, segment_header
 from mage_services.learner.gang import Gang
@@ -100,14 +100,7 @@ async def main(startup: Startup, status: Status) -> None:
             lag=config.admission.lag,
             digests=prepared.training.digests,
         )
-        tasks = MatchedTasks(
-            TaskStream(environment, config.seed).task,
-            environment,
-            league,
-            config.population,
-            seed=config.seed,
-            groups_per_step=config.admission.groups_per_step,
-        )
+        tasks = MatchedTasks(environment, league, config)
         coordinator = Coordinator(
             channel,
             ledger,
