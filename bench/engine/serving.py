@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.config.schema import Embedded, Sglang
+from mage_async.config.schema import Config, Embedded, Pretrained, Sglang, Supervision
 from mage_services.engines.engine import Engine
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -90,16 +90,13 @@ def engine_of(kind: str, directory: Path, settings: dict[str, Any], name: str = 
         return EmbeddedEngine(directory, Embedded(**shared, arithmetic=arithmetic))
     from mage_services.engines.sglang.engine import SglangEngine
 
-    has_gpu = torch.cuda.is_available()
-    return SglangEngine(
-        directory,
-        Sglang(**shared, server=settings.get("server", {})),
-        dtype=settings.get("arithmetic", "bfloat16" if has_gpu else "float32"),
-        seed=sum(name.encode()),
-        has_gpu=has_gpu,
-        max_deaths=0,
-        silence_s=120.0,
+    dtype = settings.get("arithmetic", "bfloat16" if torch.cuda.is_available() else "float32")
+    config = Config(
+        engine=Sglang(**shared, server=settings.get("server", {})),
+        policy=Pretrained(dtype=dtype),
+        supervision=Supervision(max_restarts=0, silence_s=120.0),
     )
+    return SglangEngine(directory, config, name)
 
 
 def spread(values: list[float], digits: int = 4) -> dict[str, float]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mage_async.completion import Completion, Prompt, Sampling
+from mage_async.config.schema import Config, Supervision
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import PolicyError, RunError, TurnLost, WeightsRefused
 from mage_async.inference.weight_fingerprint import AcceptedWeights
@@ -92,16 +93,9 @@ def play(
     monkeypatch.setattr(engine_module, "check_context_length", lambda *_: None)
 
     async def scene() -> None:
-        engine = SglangEngine(
-            Path("model"),
-            rules,
-            dtype="float32",
-            seed=1,
-            has_gpu=False,
-            max_deaths=9,
-            silence_s=9.0,
-            name="actor-1",
-        )
+        supervision = Supervision(max_restarts=9, silence_s=9.0)
+        config = Config(engine=rules, supervision=supervision)
+        engine = SglangEngine(Path("model"), config, "actor-1")
         async with asyncio.timeout(60), engine:
             await main(Scene(engine, children))
 

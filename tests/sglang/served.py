@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
+from mage_async.config.schema import Config, Supervision
 from mage_async.config.schema import Sglang as EngineRules
 from mage_services.engines.sglang.arguments import has_token_versions, installed
 from mage_services.engines.sglang.engine import SglangEngine
@@ -114,15 +115,8 @@ class Served:
 
     def __init__(self, directory: Path, engine_rules: EngineRules) -> None:
         self._runner = asyncio.Runner()
-        self.engine = SglangEngine(
-            directory,
-            engine_rules,
-            dtype="float32",
-            seed=0,
-            has_gpu=False,
-            max_deaths=3,
-            silence_s=60.0,
-        )
+        supervision = Supervision(max_restarts=3, silence_s=60.0)
+        self.engine = SglangEngine(directory, Config(engine=engine_rules, supervision=supervision))
         self._is_over = asyncio.Event()
         self.facts, self._task = self.run(self._begin())
         self.version = 0

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from mage_async.completion import Completion
+from mage_async.config.schema import Config, Supervision
 from mage_async.errors import RunError
 from mage_services.engines.sglang.engine import SglangEngine
 from tests.helpers.completions import policy_per_token
@@ -141,12 +142,13 @@ HOST = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
+from mage_async.config.schema import Config, Supervision
 from tests.sglang.served import rules
 from mage_services.engines.sglang.engine import SglangEngine
 
 async def main():
-    engine = SglangEngine(Path({directory!r}), rules(), dtype="float32", seed=0, has_gpu=False,
-                          max_deaths=0, silence_s=60.0)
+    supervision = Supervision(max_restarts=0, silence_s=60.0)
+    engine = SglangEngine(Path({directory!r}), Config(engine=rules(), supervision=supervision))
     async with engine:
         while engine.pid is None:
             await asyncio.sleep(0.05)
@@ -174,15 +176,9 @@ def test_no_process_of_an_engine_outlives_the_actor(policies: Policies) -> None:
 
 def test_an_engine_that_cannot_start_says_why(policies: Policies) -> None:
     async def main() -> None:
-        engine = SglangEngine(
-            policies.directory,
-            rules(server={"page_sise": 1}),
-            dtype="float32",
-            seed=0,
-            has_gpu=False,
-            max_deaths=3,
-            silence_s=60.0,
-        )
+        supervision = Supervision(max_restarts=3, silence_s=60.0)
+        config = Config(engine=rules(server={"page_sise": 1}), supervision=supervision)
+        engine = SglangEngine(policies.directory, config)
         async with engine:
             await engine.complete(prompt("a", np.arange(5, 9)))
 

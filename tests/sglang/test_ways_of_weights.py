@@ -11,6 +11,7 @@ import uvloop
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
+from mage_async.config.schema import Config, Supervision
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.inference.weight_fingerprint import probe_tokens
 from mage_async.policy.snapshot import Snapshot
@@ -91,9 +92,8 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
         return Prompt(name, tokens, Sampling(max_tokens=TOKENS), seed, refresh_kv=True)
 
     async def scenario() -> None:
-        engine = SglangEngine(
-            run.policy, rules, dtype="float32", seed=1, has_gpu=False, max_deaths=0, silence_s=60.0
-        )
+        supervision = Supervision(max_restarts=0, silence_s=60.0)
+        engine = SglangEngine(run.policy, Config(engine=rules, supervision=supervision))
         async with engine, asyncio.TaskGroup() as tasks:
             await engine.describe()
             for version in range(1, 7):

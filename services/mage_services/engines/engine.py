@@ -8,7 +8,6 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -186,17 +185,4 @@ def make_engine(config: Config, directory: Path, name: str, base: Path | None = 
 
     if isinstance(config.engine, Embedded):
         return EmbeddedEngine(directory, config.engine, name, base)
-    import torch
-
-    # Every engine of a run samples with random numbers of its own.
-    seed = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
-    return SglangEngine(
-        directory,
-        config.engine,
-        dtype=config.policy.dtype,
-        seed=int.from_bytes(seed, "little"),
-        has_gpu=torch.cuda.is_available(),
-        max_deaths=config.supervision.max_restarts,
-        silence_s=config.supervision.silence_s,
-        name=name,
-    )
+    return SglangEngine(directory, config, name)

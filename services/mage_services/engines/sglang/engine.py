@@ -8,10 +8,12 @@ weights and samples the interrupted turns again from their prompts.
 
 import asyncio
 from collections.abc import Coroutine
+from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
 from mage_async.completion import Completion, Prompt, check_prompt
+from mage_async.config.schema import Config
 from mage_async.config.schema import Sglang as EngineConfig
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.scheduler import Statistics
@@ -197,13 +199,9 @@ class SglangEngine(Engine):
 
     Args:
         directory: model directory; its weights are version 0.
-        dtype: type of the weights, as SGLang names it.
-        seed: seed of SGLang's random numbers; different for every engine of a run.
-        has_gpu: whether this machine has a GPU; without one SGLang runs on CPU cores, with
-            PyTorch's own operators.
-        max_deaths: number of deaths in a row, without a completion in between, that are followed by
-            a restart; one more ends the engine.
-        silence_s: time limit for the answer to an abort; a process that exceeds it hangs.
+        config: configuration of the run; `supervision.max_restarts` is the number of deaths in a
+            row, without a completion in between, that are followed by a restart, and a process that
+            does not answer an abort within `supervision.silence_s` hangs.
         name: name of the actor, for errors, and for the groups in which weights are sent.
 
     Raises:
@@ -212,38 +210,36 @@ class SglangEngine(Engine):
         PolicyError: `directory` has no config.json.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        config: EngineConfig,
-        *,
-        dtype: str,
-        seed: int,
-        has_gpu: bool,
-        max_deaths: int,
-        silence_s: float,
-        name: str = "an engine",
-    ) -> None:
+    def __init__(self, directory: Path, config: Config, name: str = "an engine") -> None:
+        import torch
+
         super().__init__()
+        engine, supervision = config.engine, config.supervision
+        assert isinstance(engine, EngineConfig), "`make_engine` makes the others"
         installed()  # raises without a supported SGLang, before any process is started
         self._vocabulary = vocabulary(directory)
-        check_context_length(config, directory)
-        self._arguments = server_arguments(config, directory, dtype=dtype, has_gpu=has_gpu)
-        self._seed = seed
-        self._directory, self._config, self._name = directory, config, name
+        check_context_length(engine, directory)
+        # Without a GPU SGLang runs on CPU cores, with PyTorch's own operators.
+        self._arguments = server_arguments(
+            engine, directory, dtype=config.policy.dtype, has_gpu=torch.cuda.is_available()
+        )
+        # Every engine of a run samples with random numbers of its own.
+        seed = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
+        self._seed = int.from_bytes(seed, "little")
+        self._directory, self._config, self._name = directory, engine, name
         self._watchdog = EngineWatchdog(
             self._start,
             self._on_message,
             self._on_death,
-            threads=config.threads,
-            max_deaths=max_deaths,
+            threads=engine.threads,
+            max_deaths=supervision.max_restarts,
         )
         self._facts: asyncio.Future[str] | None = None
         """Description of the first process that served; None before the engine's tasks run."""
         self._busy: set[str] = set()
         """Contexts with a prompt that is being completed."""
-        self._turns = TurnQueue(self._watchdog, silence_s=silence_s)
-        self._loads = WeightLoads(self._watchdog, self._turns, config, directory, name)
+        self._turns = TurnQueue(self._watchdog, silence_s=supervision.silence_s)
+        self._loads = WeightLoads(self._watchdog, self._turns, engine, directory, name)
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
