@@ -81,16 +81,13 @@ def save_checkpoint(
     chat_source: Path,
     folder: Path,
     counters: dict[str, Any],
-    keep: int,
-    *,
     best: Path | None = None,
-    is_last: bool = False,
 ) -> Path:
-    """Write `folder/step_N` and delete all but the newest `keep` checkpoints.
+    """Write `folder/step_N` and delete all but the newest checkpoints. The last one of a run also
+    has the merged model, if the model has adapters.
 
     Args:
         best: A checkpoint that is not deleted.
-        is_last: Whether to write the merged model too, if the model has adapters.
 
     Raises:
         OSError, SafetensorError, RuntimeError: the disk has failed; a caller turns these into a
@@ -102,11 +99,11 @@ def save_checkpoint(
     from mage_async.policy.load import export_hf
     from mage_async.policy.lora import save_adapters
 
-    working = new_checkpoint(folder, trainer.version)
+    learner, working = trainer.config.learner, new_checkpoint(folder, trainer.version)
     try:
         if adapted_layers(trainer.model):
             save_adapters(trainer.model, working)
-            if is_last:
+            if trainer.version == learner.steps:
                 export_hf(trainer.model, chat_source, working / MERGED)
         else:
             export_hf(trainer.model, chat_source, working)
@@ -115,7 +112,7 @@ def save_checkpoint(
         with (working / OPTIMIZER).open("wb") as out:
             torch.save(trainer.state(), out)
         kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
-        return complete_checkpoint(working, kept, keep, best)
+        return complete_checkpoint(working, kept, learner.keep_checkpoints, best)
     except DISK_ERRORS:
         shutil.rmtree(working, ignore_errors=True)  # on a full disk other files need its space
         raise

@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None
     undisturbed, stopped = trainer(EIGHT, source), trainer(EIGHT, source)
     steps(undisturbed, 2)
     steps(stopped, 2)
-    checkpoint = save_checkpoint(stopped, source, tmp_path / "checkpoints", {}, 2)
+    checkpoint = save_checkpoint(stopped, source, tmp_path / "checkpoints", {})
     moments = [kept["exp_avg"] for kept in stopped.optimizer.state.values()]
     assert any(hasattr(moment, "codes") for moment in moments)
     assert steps(trainer(EIGHT, source, checkpoint), 2) == steps(undisturbed, 2)

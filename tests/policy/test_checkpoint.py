@@ -66,7 +66,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     first, last = steps(undisturbed, 2), steps(undisturbed, 2)
     stopped = begin(config, policy)
     assert steps(stopped, 2) == first != last
-    checkpoint = save_checkpoint(stopped, policy, tmp_path, {"next_grant": 7}, 2)
+    checkpoint = save_checkpoint(stopped, policy, tmp_path, {"next_grant": 7})
     assert steps(begin(config, policy, checkpoint), 2) == last
 
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_of_adapters_holds_no_weight_of_the_model(
     config = config_file.load(config_file.find(None), ADAPTERS)
     trainer = begin(config, policy)
     steps(trainer, 1)
-    checkpoint = save_checkpoint(trainer, policy, tmp_path, {}, 2)
+    checkpoint = save_checkpoint(trainer, policy, tmp_path, {})
     assert {file.name for file in checkpoint.iterdir()} >= {"adapter_config.json", "optimizer.pt"}
     assert not (checkpoint / "model.safetensors").exists()
     state = torch.load(checkpoint / "optimizer.pt", weights_only=True)["optimizer"]["state"]
@@ -86,13 +86,14 @@ def test_a_checkpoint_of_adapters_holds_no_weight_of_the_model(
 def test_a_merged_model_lies_beside_the_last_adapters_and_beside_others_on_demand(
     policy: Path, tmp_path: Path
 ) -> None:
-    config = config_file.load(config_file.find(None), ADAPTERS)
+    config = config_file.load(config_file.find(None), [*ADAPTERS, "learner.steps=3"])
     trainer = begin(config, policy)
     steps(trainer, 2)
     found = []
     for is_last in (False, True):
+        trainer.version += is_last
         folder = tmp_path / f"{is_last}"
-        checkpoint = save_checkpoint(trainer, policy, folder, {}, 2, is_last=is_last)
+        checkpoint = save_checkpoint(trainer, policy, folder, {})
         assert (checkpoint / "merged").is_dir() == is_last
         merged = AutoModelForCausalLM.from_pretrained(whole_policy(config, policy, checkpoint))
         found.append(overall(tensor_digests(merged)))
@@ -104,7 +105,7 @@ def test_a_merged_model_is_synced_and_written_once_however_many_ask_for_it(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_file.load(config_file.find(None), ADAPTERS)
-    checkpoint = save_checkpoint(begin(config, policy), policy, tmp_path, {}, 2)
+    checkpoint = save_checkpoint(begin(config, policy), policy, tmp_path, {})
     synced: list[Path] = []
     monkeypatch.setattr(checkpoint_files, "sync", synced.append)
     together = Barrier(2)
@@ -126,7 +127,7 @@ def test_a_file_that_is_no_optimizer_state_is_an_error_of_one_line(
 ) -> None:
     config = config_file.load(config_file.find(None))
     trainer = begin(config, policy)
-    checkpoint = save_checkpoint(trainer, policy, tmp_path, {}, 2)
+    checkpoint = save_checkpoint(trainer, policy, tmp_path, {})
     (checkpoint / "optimizer.pt").write_bytes(content)
     with pytest.raises(RunError, match=r"not a whole checkpoint: .+; remove the folder"):
         restore_checkpoint(trainer, checkpoint)
@@ -134,7 +135,7 @@ def test_a_file_that_is_no_optimizer_state_is_an_error_of_one_line(
 
 def test_adapters_that_cannot_be_read_are_no_full_disk(policy: Path, tmp_path: Path) -> None:
     config = config_file.load(config_file.find(None), ADAPTERS)
-    checkpoint = save_checkpoint(begin(config, policy), policy, tmp_path, {}, 2)
+    checkpoint = save_checkpoint(begin(config, policy), policy, tmp_path, {})
     (checkpoint / "adapter_model.safetensors").write_bytes(b"cut off")
     with pytest.raises(
         RunError, match=r"its adapters cannot be read: .+; take an older checkpoint"

@@ -229,7 +229,6 @@ class ShardedFiles:
         chat_source: Path,
         folder: Path,
         counters: dict[str, Any],
-        keep: int,
         best: Path | None,
         digest: str,
     ) -> "Future[Path]":
@@ -239,8 +238,7 @@ class ShardedFiles:
             chat_source: Model directory whose tokenizer and chat template are copied.
             folder: Folder of all checkpoints of the run.
             counters: Counters that the checkpoint keeps for the learner (`Training.counters`).
-            keep: Number of newest checkpoints that are kept.
-            best: A checkpoint that is kept too.
+            best: A checkpoint that is kept beside the newest ones.
             digest: Digest of the weights, by which a reader checks that they are whole.
         """
         trainer = self._trainer
@@ -250,6 +248,7 @@ class ShardedFiles:
             export_without_weights(trainer.model, chat_source, working)
             write_head(working / WEIGHTS, head)
         kept = {"version": trainer.version, STATE: trainer.optimizer_state, "digest": digest}
+        keep = trainer.config.learner.keep_checkpoints
         order = Save(str(working), len(head))
         self._joined.ranks.send_all(order)
         return self.save(order, lambda: complete_checkpoint(working, counters | kept, keep, best))

@@ -302,31 +302,19 @@ class Training:
         Raises:
             RunError: it cannot be written.
         """
-        folder, keep = self.run.checkpoints, self.config.learner.keep_checkpoints
-        written, present = Future[Path](), checkpoint_at(folder, self.trainer.version)
+        folder, trainer, policy = self.run.checkpoints, self.trainer, self.run.policy
+        written, present = Future[Path](), checkpoint_at(folder, trainer.version)
         if present.exists():  # it is whole; to write it again would put it at risk
             written.set_result(present)
             return written
         best = best_checkpoint(self.run, self.config)
         kept = best.path if best else None
         if self.sharded:
-            digest, policy = self.digest(), self.run.policy
+            digest = self.digest()
             with self.limited_memory(COPY):
-                return self.sharded.checkpoint(policy, folder, counters, keep, kept, digest)
-        # The last checkpoint also has the model with its adapters merged, which only one rank has.
-        is_last = self.trainer.version == self.config.learner.steps
+                return self.sharded.checkpoint(policy, folder, counters, kept, digest)
         with writing(f"a checkpoint to {folder}"):
-            written.set_result(
-                save_checkpoint(
-                    self.trainer,
-                    self.run.policy,
-                    folder,
-                    counters,
-                    keep,
-                    best=kept,
-                    is_last=is_last,
-                )
-            )
+            written.set_result(save_checkpoint(trainer, policy, folder, counters, kept))
         return written
 
     def record(self, file: Path, line: dict[str, Any]) -> None:
