@@ -22,7 +22,6 @@ from mage_async.assembly import (
     with_warm_start,
 )
 from mage_async.config.schema import (
-    AnyWarmStart,
     Config,
     Embedded,
     Engine,
@@ -127,7 +126,7 @@ def _write(
         if source != directory:  # a tiny model was built in `directory` itself
             directory.symlink_to(source, target_is_directory=True)
         return origin
-    end = _clone(config, warm, examples, source, directory, report)
+    end = _clone(config, examples, source, directory, report)
     said = {"origin": origin, "fault": end.fault, "cure": end.cure}
     (directory / WARM_START).write_bytes(msgspec.json.encode(said))
     if rule is not None:
@@ -142,7 +141,6 @@ def _write(
 
 def _clone(
     config: Config,
-    warm: AnyWarmStart,
     examples: Sequence[Example],
     source: Path,
     directory: Path,
@@ -153,17 +151,15 @@ def _clone(
 
     Only a pretrained model trains adapters here: a tiny one has random weights.
     """
-    torch.set_num_threads(warm.threads)
+    assert config.warm_start is not None, "there are examples to clone"
+    torch.set_num_threads(config.warm_start.threads)
     lora = config.policy.lora if isinstance(config.policy, Pretrained) else None
     # Without adapters the weights stay float32: 16 bits would round small updates to nothing.
     device = _device(config)
     model = load_policy(source, config.policy.dtype if lora else "float32", device)
     if lora:
         add_adapters(model, lora, config.seed)
-    has_memory = config.trial.memory != "none"
-    end = warm_start(
-        model, examples, warm, config.learner, config.seed, report, has_memory=has_memory
-    )
+    end = warm_start(model, examples, config, report)
     export_hf(model, source, directory)
     if device != "cpu":
         del model

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import AnyWarmStart, FromWinStay, Learner, WarmStart
+from mage_async.config.schema import AnyWarmStart, Config, FromWinStay, WarmStart
 from mage_async.errors import DeterministicFailure
 from mage_async.learning.forward import hidden_states
 from mage_async.learning.optimizer import set_decays, set_rate, step_if_finite
@@ -65,28 +65,21 @@ class Progress:
 def warm_start(
     model: PreTrainedModel,
     examples: Sequence[Example],
-    warm: AnyWarmStart,
-    learner: Learner,
-    seed: int,
+    config: Config,
     report: Callable[[Progress], None],
-    *,
-    has_memory: bool = True,
 ) -> Progress:
     """Clone examples, in place; continue past `warm.steps` until the gate opens.
 
     With win-stay, lose-shift the learning rate is constant until the gate opens, or for
     `warm.max_stable_steps`, and falls in the `warm.steps` after that.
 
-    Args:
-        learner: Sets how many tokens a forward has at most, and whether the tokens that all
-            examples of a forward begin with are computed once. The gradient depends on neither.
-        has_memory: Whether contexts have earlier episodes, without which no gate can open.
-
     Raises:
         DeterministicFailure: the gate is still shut after `warm.max_steps`, or the gradients of
             `MOST_SKIPPED` steps in a row, or of all steps, are not finite.
     """
-    source = np.random.default_rng(seed)
+    warm, learner = config.warm_start, config.learner
+    assert warm is not None, "the run has a warm start"
+    source = np.random.default_rng(config.seed)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=warm.learning_rate)
     set_decays(optimizer, BETA2, WEIGHT_DECAY)
@@ -109,6 +102,7 @@ def warm_start(
             raise DeterministicFailure(_gate_is_shut(progress, warm, bound))
         chosen = source.integers(len(examples), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step, falls_at))
+        # The gradient depends on neither of these two keys of the learner.
         shares = learner.shared_opening
         parts = split_minibatch(
             [examples[i] for i in chosen], learner.max_tokens_per_microbatch, shares_opening=shares
@@ -139,7 +133,8 @@ def warm_start(
         shown_gate = gate if sums.shape[1] > 1 else math.nan
         progress = Progress(step, shown_steps, loss, shown_gate, num_skipped)
         report(progress)
-    fault, cure = _fault(warm, losses, gates if has_memory else [])
+    # No gate can open where contexts have no earlier episodes.
+    fault, cure = _fault(warm, losses, [] if config.trial.memory == "none" else gates)
     return replace(progress, fault=fault, cure=cure)
 
 

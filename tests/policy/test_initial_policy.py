@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async import algorithm
 from mage_async.assembly import check_keys, environment_of, with_warm_start
 from mage_async.config import config_file
-from mage_async.config.schema import Config, FromScript, FromWinStay, Learner, Tiny
+from mage_async.config.schema import Config, FromScript, FromWinStay, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning import optimizer
@@ -123,7 +123,7 @@ def cloned(
     model, tokens = load_policy(directory, "float32", "cpu"), np.arange(5)
     examples = [Example(tokens, np.full(5, each, np.float32), tokens * 0 - 1) for each in weights]
     warm = FromScript(steps=steps, batch_size=1, gate=1.0, **more)
-    return warm_start(model, examples, warm, Learner(), 0, lambda progress: None), model
+    return warm_start(model, examples, Config(warm_start=warm), lambda progress: None), model
 
 
 def test_a_step_of_a_warm_start_whose_gradient_is_not_finite_changes_nothing(
