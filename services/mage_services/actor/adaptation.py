@@ -128,27 +128,15 @@ class Record:
             name = line.pop("trial")
             self.outcomes[name] = Outcome(**line)
 
-    def add_answer(
-        self,
-        trial: str,
-        completion: Completion,
-        text: str | None,
-        usage: Usage,
-        served: str | None,
-        fingerprint: str | None = None,
-    ) -> None:
+    def add_answer(self, line: dict[str, Any]) -> None:
         """Write an answer down; raise a `RunError` if the disk is full or fails.
 
         Args:
-            text: text of an endpoint's answer. None for a model that this process runs: then the
-                tokens are written.
+            line: name of its trial, its usage, and the name of the model that has answered, with
+                the text of an endpoint's answer, or the tokens of a model that this process runs.
         """
-        content = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
-        line = {"trial": trial, "model": served, **content, **asdict(usage)}
-        if fingerprint:
-            line["fingerprint"] = fingerprint
         self._held.append((self._answers_file, line))
-        if not usage.empty:
+        if not line["empty"]:
             self.write_held()
         self._take(line)
 
@@ -211,16 +199,18 @@ class _RecordingEngine:
             return self._given[self._next - 1]
         completion = await self._engine.complete(prompt)
         if isinstance(self._engine, ChatEndpoint):
-            usage, served = self._engine.usage(prompt.context), self._engine.served
-            fingerprint = self._engine.fingerprint
+            usage = self._engine.usage(prompt.context)
             # The tokens of an endpoint are the code points of its text.
             text = "".join(map(chr, completion.tokens.tolist()))
+            line = {"model": self._engine.served, "text": text}
+            if self._engine.fingerprint:
+                line["fingerprint"] = self._engine.fingerprint
         else:
             num_tokens, reused = len(prompt.tokens), completion.num_reused
             cut = int(completion.finish == "length")
             usage = Usage(1, num_tokens, reused, len(completion.tokens), cut)
-            served, text, fingerprint = None, None, None
-        self._record.add_answer(self._name, completion, text, usage, served, fingerprint)
+            line = {"model": None, "tokens": completion.tokens.tolist()}
+        self._record.add_answer({"trial": self._name, **line, **asdict(usage)})
         return completion
 
     def release(self, context: str) -> None:

@@ -211,7 +211,8 @@ class Run:
         from mage_services.api.training import supervise
 
         config = resumed_config(self.path, assignments_of(keys or {}))
-        return supervise(config, self.path, actors, on_step, progress, is_resumed=True)
+        given = {"run_dir": self.path, "actors": actors, "is_resumed": True}
+        return supervise(config, on_step, progress, **given)
 
 
 def load(path: str | Path) -> Run:

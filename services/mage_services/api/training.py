@@ -74,42 +74,35 @@ def train(
             'mage.configure("quickstart", {"learner.steps": 40})'
         )
     place = None if run_dir is None else Path(run_dir)
-    return supervise(config, place, actors, on_step, progress, cluster, is_resumed=False)
+    given = {"run_dir": place, "actors": actors, "cluster": cluster}
+    return supervise(config, on_step, progress, is_resumed=False, **given)
 
 
-def supervise(
-    config: Config,
-    run_dir: Path | None,
-    actors: int | None,
-    on_step: OnStep | None,
-    progress: bool,
-    cluster: str = "",
-    *,
-    is_resumed: bool,
-) -> Run:
+def supervise(config: Config, on_step: OnStep | None, progress: bool, **given: Any) -> Run:
     """Do the work of `train` and of `Run.resume`: run the supervisor in a thread, and show its
     events in this one.
+
+    Args:
+        given: Further arguments of `start_run`.
     """
     if on_step is not None and (not callable(on_step) or inspect.iscoroutinefunction(on_step)):
         raise ConfigError(
             "on_step must be a function, without `async`, of the metrics of a step, got "
             f"{on_step!r:.60}"
         )
-    num_actors = None if actors is None else operator.index(actors)
+    if given["actors"] is not None:
+        given["actors"] = operator.index(given["actors"])
     relay = Relay()
 
     def work() -> tuple[RunDirectory, int]:
         """Start the run and supervise it to its end, in the other thread."""
         return start_run(
             config,
-            run_dir=run_dir,
-            actors=num_actors,
-            is_resumed=is_resumed,
-            cluster=cluster,
             say=relay.line,
             runner=relay.run,
             view=relay,
             until=relay.until_stopped,
+            **given,
         )
 
     with ThreadPoolExecutor(1, thread_name_prefix="mage supervisor") as threads:
