@@ -94,8 +94,8 @@ def test_a_file_that_says_nothing_is_a_run_of_a_pretrained_policy(tmp_path: Path
     ("name", "credit", "room", "scale"),
     [
         ("rps", "final_only", 160, "member"),
-        ("guess:Guess", "cumulative_paper", 512, "component"),
-        ("gymnasium:X", "cumulative_paper", 512, "component"),
+        ("guess:Guess", "cumulative_paper", 2048, "component"),
+        ("gymnasium:X", "cumulative_paper", 2048, "component"),
     ],
 )
 def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours_and_has_more_room(
@@ -127,7 +127,7 @@ def test_a_call_of_a_tool_fits_into_an_answer_of_a_program_or_a_class(
     assert config.transcript.max_action_tokens == most
 
 
-@pytest.mark.parametrize(("second", "room"), [("boxes", 160), ("guess:Guess", 512)])
+@pytest.mark.parametrize(("second", "room"), [("boxes", 160), ("guess:Guess", 2048)])
 def test_a_mix_with_one_class_that_is_not_ours_has_the_defaults_of_such_a_class(
     second: str, room: int
 ) -> None:

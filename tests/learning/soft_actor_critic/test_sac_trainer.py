@@ -90,7 +90,7 @@ def test_a_batch_of_answers_that_were_cut_names_the_limit(run, config):
         )
         for group in without_choices(run.play_batch())
     ]
-    said = r"from: \d+ answers were cut at transcript\.max_action_tokens = 1, within the beginning"
+    said = r"from: \d+ answers were cut at transcript\.max_action_tokens = 1, when they only had"
     with pytest.raises(DeterministicFailure, match=said):
         training_sequences(cut, config, "cpu", version=0)
 
