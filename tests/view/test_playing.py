@@ -42,7 +42,7 @@ def test_the_agent_is_watched_and_a_wrong_member_is_a_sentence(tmp_path):
         assert "&lt;b&gt;nobody" in server.until("runs/finished/play/2", "no member")
         status, text, _ = server.get("runs/finished/play/99")
         assert status == 404
-        assert "over and forgotten" in text
+        assert "there is no trial 99 any more" in text
 
 
 def test_another_site_cannot_begin_a_trial(tmp_path):
