@@ -95,10 +95,10 @@ def test_the_models_own_end_of_text_does_not_end_a_turn_that_does_not_stop_there
     served: Served,
 ) -> None:
     """The model ends at its EOS unless told otherwise; a prompt says itself where it stops."""
-    asked = [prompt(f"eos {n}", words(n, 9), 64, stop_tokens=(VERY_RARE,)) for n in range(16)]
+    asked = [prompt(f"eos {n}", words(n, 9), 64, stop_tokens=(VERY_RARE,)) for n in range(48)]
     completions = served.complete(*asked)
     within = [done for done in completions if EOS in done.tokens[:-1]]
-    assert within, "none of 1024 tokens was an end of text: take other seeds"
+    assert within, "none of 3072 tokens was an end of text: take other seeds"
     assert all(len(done.tokens) == 64 or done.finish == "stop" for done in completions)
 
 
