@@ -312,17 +312,21 @@ def rehearsal(
             stepped = [(call, outcome.observation) for call, outcome in first[1:]]
             answers += [observation for _, observation in stepped]
             check_vocabulary(name, environment, [("reset", play.observation), *stepped])
-            if compares and not takes_turns:
+            if not compares:
+                continue
+            beside: _Steps | None = None
+            if not takes_turns:
                 other = Task(environment.facts.name, environment.members(split)[-1], 0)
                 any_action = _in_time(_chooser(name, environment), now)
                 beside, _ = yield from _together(
                     _played(environment.begin(task, 0), _replay(play.history)),
                     _played(environment.begin(other, 0), any_action),
                 )
-            if compares and (takes_turns or beside != first):
+            if beside != first:
                 again = yield from _played(environment.begin(task, 0), _replay(play.history))
                 _compare(name, task.member, first, again, ALONE)
-                _compare(name, task.member, first, again if takes_turns else beside, BESIDE)
+                if beside is not None:
+                    _compare(name, task.member, first, beside, BESIDE)
     return Longest(max(openings, key=len), max(answers, key=len))
 
 

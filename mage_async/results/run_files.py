@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -166,6 +167,14 @@ def last_line(file: Path) -> Record:
     if not lines:
         return _FileRecord(file, {})
     return parsed(file, lines[-1], ", last line")
+
+
+def last_step(metrics: Path) -> int:
+    """Return the number of the last step in `metrics.jsonl` whose line is not damaged; 0 if there
+    is none.
+    """
+    steps = deque(each_line(metrics, on_damage=lambda fault: None), maxlen=1)
+    return int(steps[-1]["step"]) if steps else 0
 
 
 def _text(file: Path) -> str:

@@ -8,7 +8,6 @@ import inspect
 import linecache
 import symtable
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2s
@@ -27,7 +26,7 @@ from mage_async.config.tables import NONE
 from mage_async.errors import ConfigError, RunError
 from mage_async.methods.method import overriding
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import each_line, write_whole
+from mage_async.results.run_files import last_step, write_whole
 
 
 def configure(
@@ -358,8 +357,7 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
                 f"another run with this one's weights: mage train --from {run_dir} --set …"
             )
     # `run_to_end` says which lines are damaged, and the learner removes them.
-    steps = deque(each_line(run.metrics, on_damage=lambda fault: None), maxlen=1)
-    num_trained = steps[-1]["step"] if steps else 0
+    num_trained = last_step(run.metrics)
     if config.learner.steps < num_trained:
         raise ConfigError(
             f"learner.steps must be at least {num_trained}, which the run has trained already, got "

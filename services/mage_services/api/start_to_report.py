@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, chdir, contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import datetime
@@ -57,6 +56,7 @@ from mage_async.results.run_files import (
     Record,
     each_line,
     last_line,
+    last_step,
     read_document,
     read_records,
     write_whole,
@@ -261,10 +261,10 @@ def _changes(run: RunDirectory, config: Config, sources: Mapping[str, str]) -> l
     launch = read_document(run.launch)
     changes, before = list(launch.get("changes", [])), launch.get("sources", {})
     # `run_to_end` says which lines are damaged, and the learner removes them.
-    if steps := deque(each_line(run.metrics, on_damage=lambda fault: None), maxlen=1):
+    if step := last_step(run.metrics):
         recorded = config_file.load_recorded(run.config, imports=False)
         changes += [
-            {"step": steps[-1]["step"], "key": key, "was": was, "now": now}
+            {"step": step, "key": key, "was": was, "now": now}
             for key, was, now in (
                 *training_changes(recorded, config),
                 *(
