@@ -227,7 +227,7 @@ def test_a_replay_that_compared_nothing_is_an_error(
     monkeypatch.setattr(
         "mage_async.admission.replay.replay", lambda *_: iter([committed] if more else [])
     )
-    monkeypatch.setattr("mage_services.learner.gang.Gang", MagicMock())
+    monkeypatch.setattr("mage_services.learner.rank_processes.RankProcesses", MagicMock())
     training = MagicMock()
     training.of.return_value.trainer.version = 3
     monkeypatch.setattr("mage_services.learner.trainer_thread.Training", training)

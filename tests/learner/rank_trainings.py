@@ -15,7 +15,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.policy.sharded_files import WeightShards, named_state
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
-from mage_services.learner.gang import Gang
+from mage_services.learner.rank_processes import RankProcesses
 from mage_services.learner.trainer_thread import Training
 from mage_services.weights.weight_store import weights_file
 from tests.helpers.random_models import sequence
@@ -43,10 +43,10 @@ def on_one(run: RunDirectory, *changes: str, checkpoint: Path | None = None) -> 
 
 
 def on_ranks(
-    run: RunDirectory, gang: Gang, *changes: str, checkpoint: Path | None = None
+    run: RunDirectory, ranks: RankProcesses, *changes: str, checkpoint: Path | None = None
 ) -> Training:
-    config = config_of(f"learner.ranks={gang.count}", *changes)
-    return Training.of(run, config, checkpoint, gang.begin(config, checkpoint))
+    config = config_of(f"learner.ranks={ranks.count}", *changes)
+    return Training.of(run, config, checkpoint, ranks.begin(config, checkpoint))
 
 
 def steps(training: Training, count: int = 3) -> list[dict[str, float]]:

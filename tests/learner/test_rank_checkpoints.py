@@ -16,7 +16,7 @@ from mage_async.policy.sharded_files import WeightShards, copied_state
 from mage_async.policy.snapshot import places_of
 from mage_async.policy.weight_digest import ROW, word_sum
 from mage_services.learner import rank_writers
-from mage_services.learner.gang import Gang
+from mage_services.learner.rank_processes import RankProcesses
 from mage_services.learner.rank_writers import ShardedFiles
 from tests.learner.rank_trainings import (
     assert_equal,
@@ -37,8 +37,8 @@ def test_two_ranks_four_two_and_one_process_take_over_from_each_other(tmp_path: 
     steps(began)
     checkpoint = saved(began)
     for count in (2, 4, 2):
-        with Gang(run, config_of(f"learner.ranks={count}")) as gang:
-            checkpoint = saved(on_ranks(run, gang, checkpoint=checkpoint))
+        with RankProcesses(run, config_of(f"learner.ranks={count}")) as ranks:
+            checkpoint = saved(on_ranks(run, ranks, checkpoint=checkpoint))
             assert not (checkpoint / "optimizer.pt").exists()
             assert len(list((checkpoint / "optimizer").iterdir())) == count
             assert_equal(began, on_one(run, checkpoint=checkpoint))

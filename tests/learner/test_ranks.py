@@ -21,7 +21,7 @@ from mage_async.learning.ranked_trainer import deal, from_bytes, to_bytes
 from mage_async.policy.snapshot import published_fingerprint, read_snapshot
 from mage_async.restriction import AllowedSets
 from mage_async.results.run_directory import SHARDS, RunDirectory
-from mage_services.learner.gang import Gang, join, rank_store
+from mage_services.learner.rank_processes import RankProcesses, join, rank_store
 from mage_services.learner.trainer_thread import Training
 from tests.helpers.random_models import sequence
 from tests.learner.rank_trainings import (
@@ -47,10 +47,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def gang(run: RunDirectory, request: pytest.FixtureRequest) -> Iterator[Gang]:
+def ranks(run: RunDirectory, request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
     threads = torch.get_num_threads()
-    with Gang(run, config_of(f"learner.ranks={request.param}")) as gang:
-        yield gang
+    with RankProcesses(run, config_of(f"learner.ranks={request.param}")) as ranks:
+        yield ranks
     torch.set_num_threads(threads)
 
 
@@ -72,11 +72,13 @@ def assert_alike(one: Training, many: Training, num_steps: int = 3) -> None:
         if name != "vcpo"  # refused: see below
     ],
 )
-def test_every_correction_is_that_of_one_process(run: RunDirectory, gang: Gang, name: str) -> None:
+def test_every_correction_is_that_of_one_process(
+    run: RunDirectory, ranks: RankProcesses, name: str
+) -> None:
     changes = [f"learner.correction={name}"]
     if name == "m2po":
         changes.append("learner.correction.max_second_moment=0.5")
-    assert_alike(on_one(run, *changes), on_ranks(run, gang, *changes))
+    assert_alike(on_one(run, *changes), on_ranks(run, ranks, *changes))
 
 
 @pytest.mark.parametrize(
@@ -90,12 +92,14 @@ def test_every_correction_is_that_of_one_process(run: RunDirectory, gang: Gang, 
         ["learner.minibatches=3", "learner.proximal=interpolated"],
     ],
 )
-def test_so_is_whatever_else_a_step_does(run: RunDirectory, gang: Gang, changes: list[str]) -> None:
-    assert_alike(on_one(run, *changes), on_ranks(run, gang, *changes))
+def test_so_is_whatever_else_a_step_does(
+    run: RunDirectory, ranks: RankProcesses, changes: list[str]
+) -> None:
+    assert_alike(on_one(run, *changes), on_ranks(run, ranks, *changes))
 
 
-def test_all_ranks_skip_an_update_together(run: RunDirectory, gang: Gang) -> None:
-    one, many = on_one(run), on_ranks(run, gang)
+def test_all_ranks_skip_an_update_together(run: RunDirectory, ranks: RankProcesses) -> None:
+    one, many = on_one(run), on_ranks(run, ranks)
     for training in (one, many):
         batch = [sequence(each) for each in LENGTHS]
         batch[0].advantages[0] = torch.nan  # in one of two minibatches, on one of the ranks
@@ -103,10 +107,10 @@ def test_all_ranks_skip_an_update_together(run: RunDirectory, gang: Gang) -> Non
     assert_alike(one, many, 1)
 
 
-def test_two_runs_make_the_same_bits(run: RunDirectory, gang: Gang) -> None:
+def test_two_runs_make_the_same_bits(run: RunDirectory, ranks: RankProcesses) -> None:
     digests = []
     for _ in range(2):
-        training = on_ranks(run, gang)
+        training = on_ranks(run, ranks)
         before = training.digest()
         steps(training)
         digests.append(training.digest())
@@ -114,10 +118,12 @@ def test_two_runs_make_the_same_bits(run: RunDirectory, gang: Gang) -> None:
     assert digests[0] == digests[1]
 
 
-def test_what_one_process_saves_ranks_go_on_with_and_back(run: RunDirectory, gang: Gang) -> None:
+def test_what_one_process_saves_ranks_go_on_with_and_back(
+    run: RunDirectory, ranks: RankProcesses
+) -> None:
     alone = on_one(run)
     steps(alone)
-    many = on_ranks(run, gang, checkpoint=saved(alone))
+    many = on_ranks(run, ranks, checkpoint=saved(alone))
     assert many.digest() == alone.digest()
     again = on_one(run, checkpoint=saved(many))
     assert_equal(alone, again)
@@ -125,19 +131,23 @@ def test_what_one_process_saves_ranks_go_on_with_and_back(run: RunDirectory, gan
     assert steps(again, 1)[0]["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5)
 
 
-def test_ranks_that_were_saved_go_on_to_the_same_bits(run: RunDirectory, gang: Gang) -> None:
-    many = on_ranks(run, gang)
+def test_ranks_that_were_saved_go_on_to_the_same_bits(
+    run: RunDirectory, ranks: RankProcesses
+) -> None:
+    many = on_ranks(run, ranks)
     steps(many)
     checkpoint = saved(many)
     (undisturbed,) = steps(many, 1)  # while the checkpoint may still have been written
     digest = many.digest()
-    resumed = on_ranks(run, gang, checkpoint=checkpoint)
+    resumed = on_ranks(run, ranks, checkpoint=checkpoint)
     assert steps(resumed, 1) == [undisturbed]
     assert resumed.digest() == digest
 
 
-def test_a_checkpoint_holds_the_step_that_it_was_begun_at(run: RunDirectory, gang: Gang) -> None:
-    many = on_ranks(run, gang)
+def test_a_checkpoint_holds_the_step_that_it_was_begun_at(
+    run: RunDirectory, ranks: RankProcesses
+) -> None:
+    many = on_ranks(run, ranks)
     steps(many)
     saved_by_one = saved(on_one(run))
     digest, begun = many.digest(), begun_checkpoint(many)
@@ -149,11 +159,11 @@ def test_a_checkpoint_holds_the_step_that_it_was_begun_at(run: RunDirectory, gan
         assert (begun.result() / name).read_text() == (saved_by_one / name).read_text()
 
 
-def test_masters_in_float32_are_sharded_and_saved(run: RunDirectory, gang: Gang) -> None:
+def test_masters_in_float32_are_sharded_and_saved(run: RunDirectory, ranks: RankProcesses) -> None:
     changes = ("policy.dtype=bfloat16", "learner.float32_masters=true")
     alone = on_one(run, *changes)
     steps(alone)
-    many = on_ranks(run, gang, *changes, checkpoint=saved(alone))
+    many = on_ranks(run, ranks, *changes, checkpoint=saved(alone))
     checkpoint = saved(many)
     assert_equal(alone, on_one(run, *changes, checkpoint=checkpoint))
     expected, got = steps(alone, 1)[0], steps(many, 1)[0]
@@ -164,10 +174,10 @@ def test_masters_in_float32_are_sharded_and_saved(run: RunDirectory, gang: Gang)
 
 @pytest.mark.parametrize("masters", [False, True])
 def test_a_checkpoint_without_the_shards_of_one_rank_or_all_is_refused(
-    run: RunDirectory, gang: Gang, masters: bool
+    run: RunDirectory, ranks: RankProcesses, masters: bool
 ) -> None:
     changes = ("policy.dtype=bfloat16", "learner.float32_masters=true") if masters else ()
-    checkpoint = saved(on_ranks(run, gang, *changes))
+    checkpoint = saved(on_ranks(run, ranks, *changes))
     for file in sorted((checkpoint / SHARDS).iterdir()):
         kept = file.read_bytes()
         file.unlink()
@@ -181,9 +191,9 @@ def test_a_checkpoint_without_the_shards_of_one_rank_or_all_is_refused(
 
 
 def test_a_checkpoint_whose_weights_are_not_all_written_is_refused(
-    run: RunDirectory, gang: Gang
+    run: RunDirectory, ranks: RankProcesses
 ) -> None:
-    checkpoint = saved(on_ranks(run, gang))
+    checkpoint = saved(on_ranks(run, ranks))
     file = checkpoint / "model.safetensors"
     with file.open("r+b") as out:
         out.seek(-8, os.SEEK_END)
@@ -193,9 +203,9 @@ def test_a_checkpoint_whose_weights_are_not_all_written_is_refused(
 
 
 def test_ranks_publish_the_bytes_of_one_process_and_nobody_gathers_them(
-    run: RunDirectory, gang: Gang, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, ranks: RankProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = on_ranks(run, gang)
+    many = on_ranks(run, ranks)
     steps(many)
     alone = on_one(run, checkpoint=saved(many))
     gathered, copied = gathered_bytes(monkeypatch), copied_bytes(monkeypatch)
@@ -212,7 +222,7 @@ def test_ranks_publish_the_bytes_of_one_process_and_nobody_gathers_them(
     layers = [sum(map(_num_bytes, layer.parameters())) for layer in layers_of(alone.trainer.model)]
     outside = sum(map(_num_bytes, alone.trainer.model.parameters())) - sum(layers)
     assert 0 < max(gathered) <= max(outside, *layers)  # by the forward of the probe tokens
-    assert copied == [pytest.approx(len(data) / gang.count, rel=0.2)]
+    assert copied == [pytest.approx(len(data) / ranks.count, rel=0.2)]
 
 
 def _num_bytes(weight: torch.Tensor) -> int:
@@ -220,10 +230,10 @@ def _num_bytes(weight: torch.Tensor) -> int:
 
 
 def test_log_probs_of_the_last_weights_are_those_of_one_process(
-    run: RunDirectory, gang: Gang
+    run: RunDirectory, ranks: RankProcesses
 ) -> None:
     given = [sequence(each) for each in LENGTHS]
-    many = on_ranks(run, gang)
+    many = on_ranks(run, ranks)
     found = many.trainer.parity(given)
     assert found == pytest.approx(on_one(run).trainer.parity(given), rel=1e-5)
     steps(many, 1)  # weights were taken apart again

@@ -44,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.protocol.journal_records import first_needed
     from mage_async.tasks.league import League
     from mage_services.journal.reader import check_journal, open_journal
-    from mage_services.learner.gang import Gang
+    from mage_services.learner.rank_processes import RankProcesses
     from mage_services.learner.trainer_thread import Training
 
     check_journal(RunDirectory(given.run_dir))
@@ -66,8 +66,8 @@ def run(given: argparse.Namespace) -> int:
     ledger = Ledger(admission.groups_per_step, admission.max_staleness, admission.trials_per_group)
     methods = Methods(config, environment_of(config))
     records, sources = RecordsWithConfig(journal.records(first)), own_sources(config)
-    with Gang(run, config) as gang:
-        training = Training.of(run, config, checkpoint, gang.begin(config, checkpoint))
+    with RankProcesses(run, config) as ranks:
+        training = Training.of(run, config, checkpoint, ranks.begin(config, checkpoint))
         version = began = training.trainer.version
         for committed in replay(records, ledger, League(), methods):
             if given.to_step is not None and committed.commit.version > given.to_step:

@@ -28,7 +28,7 @@ from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator, segment_header
-from mage_services.learner.gang import Gang
+from mage_services.learner.rank_processes import RankProcesses
 from mage_services.learner.resume import Prepared, prepare
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
@@ -84,11 +84,11 @@ async def main(startup: Startup, status: Status) -> None:
             config_digest=startup.config_digest,
             keys=keys_in(learner_keys, startup.keys),
         ) as channel,
-        Gang(startup.run, config) as gang,
+        RankProcesses(startup.run, config) as ranks,
     ):
         began = time.monotonic()
         is_resumed = startup.run.policy.exists()
-        prepared = await _prepare(startup, status, trainer_thread, ledger, league, methods, gang)
+        prepared = await _prepare(startup, status, trainer_thread, ledger, league, methods, ranks)
         warm_start_s: float | None = time.monotonic() - began
         if is_resumed:  # the time above was spent on the steps after the checkpoint
             warm_start_s = read_document(startup.run.learner).get("warm_start_s")
@@ -124,7 +124,7 @@ async def main(startup: Startup, status: Status) -> None:
         loop = TrainingLoop(startup, status, coordinator, prepared, trainer_thread, run_log)
         try:
             await loop.run_log.write_replayed(prepared.replayed)
-            await _run_tasks(coordinator, loop, gang, status)
+            await _run_tasks(coordinator, loop, ranks, status)
         finally:
             journal.close()
             weights.close()
@@ -140,7 +140,7 @@ async def _prepare(
     ledger: Ledger,
     league: League,
     methods: Methods,
-    gang: Gang,
+    ranks: RankProcesses,
 ) -> Prepared:
     """Prepare the policy, or resume the run from its checkpoint and journal.
 
@@ -160,7 +160,7 @@ async def _prepare(
         # Shown at once, because a warm start collects its data before its first step. Its loss, and
         # its gate, the measure that decides when it ends, are not known yet (NaN).
         report(Progress(0, warm_start.steps, math.nan, math.nan))
-    arguments = startup, report, status.note, ledger, league, methods, gang
+    arguments = startup, report, status.note, ledger, league, methods, ranks
     prepared: Prepared = await trainer_thread.call(prepare, *arguments)
     if startup.run.checkpoints.exists():
         # A learner that was killed may have written a checkpoint without making its name durable.
@@ -178,7 +178,7 @@ async def _prepare(
 
 
 async def _run_tasks(
-    coordinator: Coordinator, loop: TrainingLoop, gang: Gang, status: Status
+    coordinator: Coordinator, loop: TrainingLoop, ranks: RankProcesses, status: Status
 ) -> None:
     """Train to the last step, concurrently with the other tasks. Cancellation ends all of them."""
     async with asyncio.TaskGroup() as tasks:
@@ -186,7 +186,7 @@ async def _run_tasks(
             tasks.create_task(_inbox(coordinator), name="inbox"),
             tasks.create_task(_clock(coordinator, loop.run_log, status), name="clock"),
             tasks.create_task(coordinator.journal.watch(), name="journal"),
-            tasks.create_task(gang.watch(), name="ranks"),
+            tasks.create_task(ranks.watch(), name="ranks"),
             tasks.create_task(loop.publisher.run(), name="publish"),
         ]
         # `parity`: differences between the log-probs of engine and learner after the last step.

@@ -27,7 +27,7 @@ from mage_async.learning.rank_orders import (
 )
 from mage_async.learning.ranked_trainer import RankedTrainer
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.gang import (
+from mage_services.learner.rank_processes import (
     MAX_ORDER_BYTES,
     Ready,
     device_type,

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class RankGone(Exception):
-    """Another rank has ended; `Gang.watch` reports which one, and how."""
+    """Another rank has ended; `RankProcesses.watch` reports which one, and how."""
 
 
 class WriterThread:

@@ -36,7 +36,7 @@ from mage_async.tasks.league import League
 from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
-from mage_services.learner.gang import Gang
+from mage_services.learner.rank_processes import RankProcesses
 from mage_services.learner.trainer_thread import Training, is_on_gpu, limited_memory
 from mage_services.processes.process import Startup, in_time, unless_a_call_hangs
 
@@ -88,7 +88,7 @@ def prepare(
     ledger: Ledger,
     league: League,
     methods: Methods,
-    gang: Gang,
+    ranks: RankProcesses,
 ) -> Prepared:
     """Prepare the policy of a new run, load the newest checkpoint or else that policy, and train
     the steps of the journal after the checkpoint again.
@@ -98,7 +98,7 @@ def prepare(
         note: called with sentences about a call of the environment that does not return, steps that
             are trained again, and groups that are dropped.
         ledger: a new ledger, which is filled from the journal; so are `league` and `methods`.
-        gang: the other ranks of the learner.
+        ranks: the other ranks of the learner.
 
     Raises:
         DeterministicFailure: as `recover`, or the memory does not suffice (`limited_memory`).
@@ -115,7 +115,7 @@ def prepare(
             deadline_s = config.environment.step_deadline_s
             watch = partial(unless_a_call_hangs, deadline_s=deadline_s, say=note)
             origin = prepare_policy(config, run.policy, report, in_time, watch)
-        training = Training.of(run, config, newest, gang.begin(config, newest))
+        training = Training.of(run, config, newest, ranks.begin(config, newest))
     if newest:
         origin = f"from checkpoint {newest.name}"
     journal, sources = open_journal(run.journal), own_sources(config)

@@ -44,7 +44,7 @@ class Ready(msgspec.Struct, frozen=True):
     """Report that a rank has imported torch and is about to join the others."""
 
 
-class Gang(AbstractContextManager["Gang"]):
+class RankProcesses(AbstractContextManager["RankProcesses"]):
     """Own the processes of ranks 1 to `learner.ranks` - 1; with one rank there are none.
 
     Use it as a context manager: if a rank has ended, leaving the context raises why.
