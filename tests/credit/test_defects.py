@@ -1,9 +1,9 @@
 """What goes wrong in the code of MAGE and LaMer, and does not here: a test a defect.
 
 The numbers are those of the list of defects this project was designed against. Those of credit and
-advantage stand in `test_credit_objectives.py` (13), `test_advantage.py` and `test_estimators.py`
-(10, 11, 14); 24, baselines trained as something else, in `test_methods.py`; 5, a prompt that is too
-long, in `test_actor.py` for training and `test_play.py` for evaluation.
+advantage stand in `test_credit_objectives.py` (13), and in `test_advantages.py` and
+`test_estimators.py` of `tests/learning` (10, 11, 14); 24, baselines trained as something else, in
+`tests/config/test_methods.py`; 5, a prompt that is too long, in `tests/actor/test_actor_faults.py`.
 """
 
 import random

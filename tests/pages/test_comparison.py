@@ -11,7 +11,7 @@ from msgspec import structs
 
 from mage_async.config import config_file
 from mage_async.errors import RunError
-from mage_async.pages.comparison import Arm, arms, compare, lines, paired, read_run
+from mage_async.pages.comparison import Arm, arms, compare, differences, lines, paired, read_run
 from mage_async.pages.report import render
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
@@ -263,3 +263,12 @@ def test_keys_with_the_same_last_name_are_written_whole():
     settings = {"warm_start.steps": 200, "learner.steps": 14, "seed": 1}
     label = Arm(settings, []).label
     assert label == "warm_start.steps 200, learner.steps 14, seed 1"
+
+
+def test_differences_name_keys_and_both_values():
+    one = config_file.load(config_file.find(None), [])
+    other = config_file.load(config_file.find(None), ["seed=7", "learner.steps=9"])
+    assert differences(one, other) == [("seed", "0", "7"), ("learner.steps", "60", "9")]
+    assert differences(one, one) == []
+    without_keys = structs.replace(one, methods={"mine:Method": {}})
+    assert differences(one, without_keys) == [("methods.mine:Method", "–", "{}")]

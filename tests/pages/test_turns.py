@@ -2,7 +2,11 @@
 
 import json
 
-from mage_async.pages.turns import readable, sample_trial
+import numpy as np
+
+from mage_async.pages.turns import readable, sample_trial, shown_tokens, shown_trial
+from mage_async.policy_version import VersionRun
+from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 
 def test_a_trial_is_read_episode_by_episode(make_run):
@@ -66,3 +70,21 @@ def test_marks_of_chat_templates_and_forced_tags_are_left_out():
     assert readable("<s>[INST] move [/INST]<action>") == "move"
     assert readable("</action></s>[INST] win [/INST]") == "win"
     assert readable("I say <action>rock</action>, then") == "I say <action>rock</action>, then"
+
+
+def test_a_turn_knows_the_versions_of_its_tokens(chat):
+    ids = np.array(chat.encode("<action> rock</action>"), np.int32)
+    sampled = np.zeros(len(ids), bool)
+    sampled[1:] = True
+    runs = (VersionRun(0, 2, 2), VersionRun(2, 3, 1, "segment"))
+    segment = Segment(ids, sampled, np.where(sampled, -0.5, 0.0).astype(np.float32), runs)
+    turn = Turn(Kind.ACT, 0, 0, 0, 0, len(ids), 1.0, True, "rock", info='{"hidden": 3}')
+    trial = Trial(Task("rps", "rock", 0), 0, 1, (segment,), (turn,))
+    tokens = list(shown_tokens(turn, segment, chat.decode, 5))
+    assert [token.version for token in tokens[:3]] == [None, 2, 3]
+    assert [token.staleness for token in tokens[:3]] == [None, 2, 1]
+    assert (tokens[2].kv_version, tokens[2].provenance) == (1, "segment")
+    (shown,) = shown_trial(trial, chat.decode, 5).episodes[0].turns
+    assert shown.staleness == 2
+    assert shown.logprob == -0.5 * (len(ids) - 1)
+    assert shown.info == '{"hidden": 3}'

@@ -13,9 +13,11 @@ from mage_async.pages.charts import (
     Series,
     age_bar,
     arrows,
+    bin_edges,
     counted,
     duration,
     figure,
+    histogram,
     line_chart,
     percent,
     signed,
@@ -211,3 +213,34 @@ def test_the_mean_of_a_rate_is_over_time_also_if_only_some_steps_are_known():
     for known in (lines, lines[::3]):
         records = RunRecords(None, known, [], {}, {}, [], {})
         assert [each.mean for each in metric_charts(records, ["trials_per_s"])] == ["64"]
+
+
+VALUES = st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 6)), min_size=1, max_size=60)
+
+
+@given(VALUES)
+def test_every_value_lies_in_one_bin_and_bins_are_few(values):
+    edges = bin_edges(values)
+    assert 1 <= edges.count <= 32
+    assert edges.low <= min(values) + 1e-6 * max(1, edges.width)
+    for value in values:
+        place = edges.bin_of(value)
+        assert edges.low + place * edges.width <= value + 1e-6 * max(1, edges.width)
+    bars = histogram(values, None, str, "reward")
+    counts = [int(re.search(r": ([\d,]+) of", bar.title)[1].replace(",", "")) for bar in bars.bins]
+    assert sum(counts) == len(values)
+
+
+def test_whole_rewards_have_a_bin_each():
+    bars = histogram([-1.0, 0.0, 0.0, 3.0], None, str, "reward")
+    assert [bar.label for bar in bars.bins] == ["−1", "0", "1", "2", "3"]
+    assert bars.bins[1].title == "0: 2 of 4 trials"
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "count"), [([-1.0, 0.5, 1.0], "−1", 21), ([-2.0, 0.0, 1.5], "−2", 18)]
+)
+def test_the_first_bin_begins_at_a_lowest_value_that_is_an_edge(values, first, count):
+    edges = bin_edges(values)
+    assert (edges.label(0), edges.count) == (first, count)
+    assert edges.bin_of(min(values)) == 0
