@@ -32,7 +32,7 @@ from mage_async.config.schema import Config
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
-from mage_async.plan.update import Batch, made_up, update_of
+from mage_async.plan.update_memory import Batch, made_up, update_of
 from mage_async.policy.lora import add_adapters
 
 MAX_GAP = 0.1

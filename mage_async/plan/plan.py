@@ -17,7 +17,7 @@ from mage_async.config.schema import GPU, Config, Embedded, Pretrained
 from mage_async.errors import ConfigError
 from mage_async.plan.does_it_fit import ENGINE_BYTES, LEARNER_BYTES, engine_weight_bytes
 from mage_async.plan.model_shape import Shape, shape_of
-from mage_async.plan.update import Batch, Update, update_of
+from mage_async.plan.update_memory import Batch, Update, update_of
 from mage_async.policy.model_files import check_divisible
 
 GB = 1_000_000_000

@@ -20,7 +20,7 @@ from mage_services.actor import rollout
 from mage_services.cli.adapt import _num_tasks, _show, add_arguments
 from mage_services.cli.main import main
 from mage_services.engines import chat_endpoint
-from mage_services.terminal.view import make_view
+from mage_services.terminal.plain_lines import make_view
 from tests.helpers.chat_server import ChatServer, Fault, answer, answering, refusing
 from tests.helpers.known_players import SignedBoxes, orbit_reply, reply_of
 from tests.helpers.recorded_runs import unpack

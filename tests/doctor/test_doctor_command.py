@@ -16,7 +16,7 @@ from mage_async.results.summary import summarise
 from mage_services.cli.main import main
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervisor import RecordedView
-from mage_services.terminal.view import make_view
+from mage_services.terminal.plain_lines import make_view
 from mage_services.view.page_request import PageRequest
 from mage_services.view.run_pages import overview
 from tests.doctor.sick_runs import made_sick

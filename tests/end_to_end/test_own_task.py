@@ -14,7 +14,7 @@ import pytest
 
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
-from tests.helpers.text_model import save_text_model
+from tests.helpers.random_models import save_text_model
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

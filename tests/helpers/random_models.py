@@ -1,14 +1,21 @@
-"""Models of random weights of any architecture that transformers knows, and segments."""
+"""Models of random weights: of any architecture that transformers knows, and a folder of one that
+reads and writes any text; and segments.
+"""
 
 import random
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
 from torch.nn.functional import rms_norm
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.packing import SampledTokens, TrainingSequence
@@ -25,6 +32,8 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+TEMPLATE = Path(__file__).parents[1] / "inference" / "chat_templates" / "smollm2.jinja"
+SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")
 
 
 def smallest_qwen3() -> Qwen3Config:
@@ -76,3 +85,52 @@ def in_double(model: PreTrainedModel) -> PreTrainedModel:
                 eps=norm.variance_epsilon,
             )
     return model
+
+
+def save_text_model(folder: Path, texts: Sequence[str] = (), room: int = 4096) -> Path:
+    """Write Qwen3's architecture with random weights and SmolLM2's chat template, as
+    `policy.source` takes a model.
+
+    Args:
+        texts: what the tokens are made for; without them a token is a byte.
+        room: most tokens of a context.
+    """
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        texts or ["1 2 3"],
+        BpeTrainer(
+            vocab_size=2048 if texts else 256, initial_alphabet=letters, show_progress=False
+        ),
+    )
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}'
+    )
+    _text_model(tokenizer, room).save_pretrained(folder)
+    return folder
+
+
+def _text_model(tokenizer: Tokenizer, room: int) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    end = tokenizer.token_to_id("<|im_end|>")
+    shape = Qwen3Config(
+        vocab_size=-(-tokenizer.get_vocab_size() // 32) * 32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=room,
+        tie_word_embeddings=True,
+        eos_token_id=end,
+        pad_token_id=end,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(shape)

@@ -92,7 +92,7 @@ import uvloop
 from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.supervisor import Supervisor, until_signalled
-from mage_services.terminal.view import make_view
+from mage_services.terminal.plain_lines import make_view
 
 class View:
     def event(self, process, event):

@@ -14,7 +14,7 @@ from transformers.utils import chat_template_utils
 
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import DATE, load_chat
-from tests.helpers.text_model import save_text_model
+from tests.helpers.random_models import save_text_model
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look <é>."}}

@@ -13,7 +13,7 @@ from mage_async.config.schema import Config, Learner, check_installed
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.optimizer import optimizer_of, set_decays, set_rate
 from mage_async.learning.trainer import Trainer
-from mage_async.plan.update import PlannedEightBit
+from mage_async.plan.update_memory import PlannedEightBit
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint
 from mage_async.policy.load import load_policy
 from mage_async.policy.weight_digest import overall, tensor_digests

@@ -13,7 +13,7 @@ from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.agent_site import played, scripted, small_chat
 from tests.helpers.pages import ROOT, carry_out, python_blocks
-from tests.helpers.text_model import save_text_model
+from tests.helpers.random_models import save_text_model
 from tests.other_libraries.make_envs import AGENTS
 
 PYTHON = AGENTS / "bin" / "python"

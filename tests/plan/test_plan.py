@@ -22,7 +22,7 @@ from mage_async.plan.plan import (
     plan_of,
     processes_of,
 )
-from mage_async.plan.update import Batch, Update
+from mage_async.plan.update_memory import Batch, Update
 
 FOLDER = config_file.find(None).parent
 ON_GPU = sorted(

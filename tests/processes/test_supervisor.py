@@ -13,7 +13,7 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes import supervisor as supervisor_module
 from mage_services.processes.supervisor import Supervisor
-from mage_services.terminal.view import make_view
+from mage_services.terminal.plain_lines import make_view
 from tests.helpers.supervised_runs import PATIENCE_S, Site, living_members, patiently
 
 

@@ -37,8 +37,8 @@ from mage_services.gateway.chat_completions import (
 from mage_services.serving.chat_server import ChatServer, Conversations, conversation_texts
 from mage_services.serving.session import serve
 from tests.helpers.agent_site import scripted, small_chat
+from tests.helpers.random_models import save_text_model
 from tests.helpers.recorded_runs import unpack
-from tests.helpers.text_model import save_text_model
 
 ROLES = ("user", "assistant", "user", "assistant", "user")
 MAGE = [sys.executable, "-m", "mage_async.launch"]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mage_async.config import config_file
 from mage_services.terminal.panel import panel, panel_width, sparkline
-from mage_services.terminal.view import make_view
+from mage_services.terminal.plain_lines import make_view
 from tests.helpers.status_events import (
     FULL_RUN,
     POLICY,

@@ -12,7 +12,7 @@ from mage_async.trajectory import Task
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.allowed_tokens import answer_restriction, restriction_of
 from mage_async.trials.chat_format import ChatFormat
-from tests.helpers.text_model import save_text_model
+from tests.helpers.random_models import save_text_model
 
 BOTH = ActionParser("both")
 

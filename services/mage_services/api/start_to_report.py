@@ -76,7 +76,7 @@ from mage_services.processes.supervised_process import (
 )
 from mage_services.processes.supervisor import RecordedView, Supervisor, until_signalled
 from mage_services.terminal import CountedOutput
-from mage_services.terminal.view import View, make_view
+from mage_services.terminal.plain_lines import View, make_view
 from mage_services.tracking.tracker_worker import tracked, trackers_of
 from mage_services.transport.access_control import actor_keys, keys_in, learner_keys, make_keys
 from mage_services.transport.sockets import check_address, check_free, ipc_address

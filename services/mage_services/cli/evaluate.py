@@ -61,7 +61,7 @@ def run(given: argparse.Namespace) -> int:
         RunError: as `evaluate`.
     """
     from mage_services.api.evaluation import evaluate
-    from mage_services.terminal.view import make_view
+    from mage_services.terminal.plain_lines import make_view
 
     if given.environment is None and given.set:
         raise ConfigError("--set needs --environment NAME: it changes keys of that environment")

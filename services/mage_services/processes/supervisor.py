@@ -43,7 +43,7 @@ from mage_services.processes.supervised_process import (
     RunningProcess,
     SupervisedProcess,
 )
-from mage_services.terminal.view import View
+from mage_services.terminal.plain_lines import View
 
 LEAVE_S = 3.0
 """Seconds that actors have to end by themselves after the learner."""

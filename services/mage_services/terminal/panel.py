@@ -1,11 +1,14 @@
 """Draw the live panel: the state of a run in the space of a small terminal."""
 
+import atexit
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -17,8 +20,11 @@ from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import num_decimals
 from mage_async.user_modules import shown_name
-from mage_services.terminal.run_state import RunState
+from mage_services.terminal.final_table import print_final
+from mage_services.terminal.run_state import Event, RunState, permanent_line
 
+MAX_FRAMES_PER_S = 5.0
+"""Largest number of times per second that the panel is redrawn."""
 MAX_WIDTH = 120
 """Largest number of columns of the panel."""
 MAX_ACTOR_LINES = 6
@@ -44,6 +50,49 @@ OTHER_STATE_STYLE = "grey62"
 """Style of states of processes without a style of their own."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 """Characters of a sparkline, from the lowest value to the highest."""
+
+
+class LiveView:
+    """Show a run as a panel that is redrawn in place when an event comes. It hides the cursor, and
+    shows it again however the program ends.
+    """
+
+    def __init__(
+        self, state: RunState, run: RunDirectory, console: Console, clock: Callable[[], float]
+    ) -> None:
+        self._state, self._run, self._console, self._clock = state, run, console, clock
+        self._drawn_at = -1.0
+        self._is_closed = False
+
+        def present_panel() -> RenderableType:
+            return panel(state, run, clock(), panel_width(console.width))
+
+        self._live = Live(console=console, auto_refresh=False, get_renderable=present_panel)
+        atexit.register(self._live.stop)  # shows the cursor again if nobody closes the view
+
+    def event(self, process: str, event: Event) -> None:
+        """Handle an event of a process, and redraw the panel if it is time."""
+        now = self._clock()
+        self._state.take(process, event, now)
+        if (text := permanent_line(process, event)) is not None:
+            self.line(f"{process}: {text}")
+        if not self._is_closed and now - self._drawn_at >= 1 / MAX_FRAMES_PER_S:
+            self._drawn_at = now
+            self._live.start()
+            self._live.refresh()
+
+    def line(self, text: str) -> None:
+        """Print a line above the panel."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self, summary: dict[str, Any] | None) -> None:
+        """Leave the last panel, or replace it by the final table."""
+        was_closed, self._is_closed = self._is_closed, True
+        self._live.transient = summary is not None
+        self._live.stop()
+        atexit.unregister(self._live.stop)
+        if summary is not None and not was_closed:
+            print_final(self._console, summary, self._run.report)
 
 
 def panel(state: RunState, run: RunDirectory, now: float, width: int) -> RenderableType:

@@ -9,7 +9,7 @@ from mage_async.config.schema import Config
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
-from mage_async.plan.update import Batch, Trace, made_up, update_of
+from mage_async.plan.update_memory import Batch, Trace, made_up, update_of
 from mage_async.policy.lora import add_adapters
 
 SMALL = ("admission.groups_per_step=2", "learner.minibatches=1", "policy.layers=3")

@@ -1,29 +1,24 @@
-"""Show a run in the terminal: a live panel, or plain lines if there is no terminal.
+"""Show a run as plain lines, or as a live panel (`panel.py`) if there is a terminal.
 
-The supervisor passes on the events of its children. Nothing here waits, and no thread is started:
-the panel is redrawn when an event comes, at most `MAX_FRAMES_PER_S` times a second.
+The supervisor passes on the events of its children. Nothing here waits, and no thread is started.
 """
 
-import atexit
 import math
 import time
 from collections.abc import Callable
 from statistics import fmean
 from typing import Any, Protocol
 
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 
 from mage_async.config.schema import Config
 from mage_async.results.metrics import INJECTIONS, returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import num_decimals
 from mage_services.terminal.final_table import print_final
-from mage_services.terminal.panel import panel, panel_width
+from mage_services.terminal.panel import LiveView
 from mage_services.terminal.run_state import Event, RunState, permanent_line
 
-MAX_FRAMES_PER_S = 5.0
-"""Largest number of times per second that the panel is redrawn."""
 EVERY_STEPS = 10
 """Number of steps after which plain lines show a step."""
 EVERY_S = 5.0
@@ -61,49 +56,6 @@ def make_view(
     return kind(
         RunState(config, clock()), run, console or Console(highlight=False, emoji=False), clock
     )
-
-
-class LiveView:
-    """Show a run as a panel that is redrawn in place. It hides the cursor, and shows it again
-    however the program ends.
-    """
-
-    def __init__(
-        self, state: RunState, run: RunDirectory, console: Console, clock: Callable[[], float]
-    ) -> None:
-        self._state, self._run, self._console, self._clock = state, run, console, clock
-        self._drawn_at = -1.0
-        self._is_closed = False
-
-        def present_panel() -> RenderableType:
-            return panel(state, run, clock(), panel_width(console.width))
-
-        self._live = Live(console=console, auto_refresh=False, get_renderable=present_panel)
-        atexit.register(self._live.stop)  # shows the cursor again if nobody closes the view
-
-    def event(self, process: str, event: Event) -> None:
-        """Handle an event of a process, and redraw the panel if it is time."""
-        now = self._clock()
-        self._state.take(process, event, now)
-        if (text := permanent_line(process, event)) is not None:
-            self.line(f"{process}: {text}")
-        if not self._is_closed and now - self._drawn_at >= 1 / MAX_FRAMES_PER_S:
-            self._drawn_at = now
-            self._live.start()
-            self._live.refresh()
-
-    def line(self, text: str) -> None:
-        """Print a line above the panel."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def close(self, summary: dict[str, Any] | None) -> None:
-        """Leave the last panel, or replace it by the final table."""
-        was_closed, self._is_closed = self._is_closed, True
-        self._live.transient = summary is not None
-        self._live.stop()
-        atexit.unregister(self._live.stop)
-        if summary is not None and not was_closed:
-            print_final(self._console, summary, self._run.report)
 
 
 class PlainView:
