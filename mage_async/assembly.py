@@ -29,8 +29,8 @@ from mage_async.config.schema import (
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS, load
 from mage_async.environments.environment import Environment, check_disjoint, check_names
+from mage_async.environments.ladders import curriculum
 from mage_async.environments.mix import Mix
-from mage_async.environments.options import curriculum
 from mage_async.environments.rehearsal import check_declared, is_rehearsed
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError, ContextFull

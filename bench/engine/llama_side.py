@@ -1,4 +1,4 @@
-"""Play growing contexts on llama.cpp, for `bench.engine.rivals`.
+"""Play growing contexts on llama.cpp, for `bench.engine.other_engines`.
 
 It needs llama-cpp-python, gguf, safetensors and numpy only, and runs in an environment of its own.
 """
@@ -151,7 +151,9 @@ class Contexts:
 
 
 def play(contexts: Contexts, work: dict[str, Any]) -> dict[str, Any]:
-    """Play all contexts turn by turn, and return the figures of `play` in `bench.engine.rivals`."""
+    """Play all contexts turn by turn, and return the figures of `play` in
+    `bench.engine.other_engines`.
+    """
     source = np.random.default_rng(1)
     rules = np.random.default_rng(0).integers(3, work["vocabulary"], work["rules"])
     turn_s, pending = [], {number: np.array([], int) for number in range(work["contexts"])}

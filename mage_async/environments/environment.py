@@ -502,3 +502,49 @@ def check_names(name: str, members: Iterable[str]) -> None:
                 f"{each[:60]!r} has {has}: let `members(split)` list short texts, or objects "
                 "whose `__str__` returns one"
             )
+
+
+# Checks of the options that an environment takes. Error messages name the allowed values.
+
+
+def check_whole(environment: str, name: str, value: object, least: int, most: int) -> None:
+    """Check that an option is a whole number within bounds.
+
+    Raises:
+        ConfigError: the option is no whole number, or out of bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(
+            f"{environment}: `{name}` must be a whole number from {least} to {most}, got {value!r}"
+        )
+
+
+def check_flag(environment: str, name: str, value: object) -> None:
+    """Check that an option is true or false.
+
+    Raises:
+        ConfigError: the option is neither.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{environment}: `{name}` must be true or false, got {value!r}")
+
+
+def check_one_of(environment: str, name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Check that an option is one of a few values.
+
+    Raises:
+        ConfigError: the option has another value.
+    """
+    if value not in choices:
+        known = " or ".join(repr(each) for each in choices)
+        raise ConfigError(f"{environment}: `{name}` must be {known}, got {value!r}")
+
+
+def check_texts(environment: str, name: str, value: object) -> None:
+    """Check that an option is a list of texts.
+
+    Raises:
+        ConfigError: the option is no list, or not all its elements are texts.
+    """
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(f"{environment}: `{name}` must be a list of texts, got {value!r}")

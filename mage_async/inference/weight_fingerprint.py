@@ -58,7 +58,7 @@ RowChecksums = dict[str, float | None]
 
 
 class AdapterBase(msgspec.Struct, frozen=True):
-    """Describe what published adapters are added to (`mage_async/inference/base_weights.py`)."""
+    """Describe what published adapters are added to (`mage_async/inference/merged_adapters.py`)."""
 
     digest: str
     """Digest of the frozen weights, in the type in which the learner holds them."""

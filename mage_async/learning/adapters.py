@@ -5,7 +5,7 @@ They are recognised by these attributes, because importing peft takes seconds. E
 takes a model without adapters, whose weights are all trained and published as they are.
 
 The adapters alone (`adapter_tensors`) are published for engines that merge them into their own copy
-of the frozen weights (`mage_async/inference/base_weights.py`). Merged weights (`merged_tensors`)
+of the frozen weights (`mage_async/inference/merged_adapters.py`). Merged weights (`merged_tensors`)
 are published for SGLang, and in a run within one process. A checkpoint holds the adapters in peft's
 format; that of the last step holds the merged model too.
 
@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from mage_async.completion import SECOND_ROLE
-from mage_async.inference.base_weights import with_adapter
+from mage_async.inference.merged_adapters import with_adapter
 from mage_async.inference.weights import DOWN, UP
 
 ADAPTER = "default"

@@ -20,7 +20,7 @@ import msgspec
 import torch
 from safetensors import safe_open
 
-from mage_async.inference.base_weights import digest_of
+from mage_async.inference.merged_adapters import digest_of
 from mage_async.inference.weight_fingerprint import (
     COPIED_ROW_TOLERANCE,
     LENGTH_BYTES,

@@ -7,7 +7,7 @@ import pytest
 from mage_async.assembly import environment_of, rungs_out_of_reach
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load, names
-from mage_async.environments.options import curriculum, harder
+from mage_async.environments.ladders import curriculum, harder
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.tasks.task_stream import TaskStream

@@ -17,10 +17,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from mage_async.environments.environment import HELDOUT_EVERY, Split, numbered
+from mage_async.environments.environment import HELDOUT_EVERY, Split, check_whole, numbered
 from mage_async.environments.games.text_game import TextGames
 from mage_async.environments.loaders.loader import IsolatedRandomState, library
-from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 
 NEEDS = {

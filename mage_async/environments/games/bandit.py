@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mage_async.environments.environment import Chance, Outcome, Split, split_by
+from mage_async.environments.environment import Chance, Outcome, Split, check_whole, split_by
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -19,7 +19,6 @@ from mage_async.environments.games.game import (
     is_number,
     num_equal,
 )
-from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import combinations_with_replacement
 
-from mage_async.environments.environment import Chance, Outcome, Split, numbered
+from mage_async.environments.environment import Chance, Outcome, Split, check_whole, numbered
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, num_equal
-from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
 
 RANKS = (2, 3, 4, 5, 6, 7, 8, 9, 10)

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Outcome, Split, split_by
+from mage_async.environments.environment import (
+    Chance,
+    Outcome,
+    Split,
+    check_one_of,
+    check_whole,
+    split_by,
+)
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -22,7 +29,6 @@ from mage_async.environments.games.game import (
     ladders_of,
     num_equal,
 )
-from mage_async.environments.options import check_one_of, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

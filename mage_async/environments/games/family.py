@@ -18,9 +18,17 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
-from mage_async.environments.environment import Chance, Outcome, Split, Splits, named
+from mage_async.environments.environment import (
+    Chance,
+    Outcome,
+    Split,
+    Splits,
+    check_one_of,
+    check_texts,
+    check_whole,
+    named,
+)
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, num_equal
-from mage_async.environments.options import check_one_of, check_texts, check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 

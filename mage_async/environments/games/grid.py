@@ -21,6 +21,8 @@ from mage_async.environments.environment import (
     Outcome,
     Play,
     Split,
+    check_one_of,
+    check_whole,
     split_by,
 )
 from mage_async.environments.games.game import (
@@ -35,7 +37,6 @@ from mage_async.environments.games.game import (
     facts_of,
     step,
 )
-from mage_async.environments.options import check_one_of, check_whole
 from mage_async.trajectory import Task
 
 GOAL, REACHED, OVER, INVALID = "goal", "reached", "over", "invalid"

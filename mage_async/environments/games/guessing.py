@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from string import ascii_lowercase
 
-from mage_async.environments.environment import HELDOUT_EVERY, Chance, Outcome, Split, split_by
+from mage_async.environments.environment import (
+    HELDOUT_EVERY,
+    Chance,
+    Outcome,
+    Split,
+    check_flag,
+    check_whole,
+    split_by,
+)
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -23,7 +31,6 @@ from mage_async.environments.games.game import (
     ladders_of,
     num_equal,
 )
-from mage_async.environments.options import check_flag, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
-from mage_async.environments.environment import Chance, Outcome, Split, hold_out, named
+from mage_async.environments.environment import (
+    Chance,
+    Outcome,
+    Split,
+    check_flag,
+    check_whole,
+    hold_out,
+    named,
+)
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, ladders_of
-from mage_async.environments.options import check_flag, check_whole
 from mage_async.trajectory import Task
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

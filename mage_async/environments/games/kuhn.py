@@ -29,11 +29,13 @@ from mage_async.environments.environment import (
     Play,
     Side,
     Split,
+    check_flag,
+    check_one_of,
+    check_whole,
     other,
 )
 from mage_async.environments.games.game import Game, TrialScript, facts_of, is_number
 from mage_async.environments.games.openspiel_policies import engine
-from mage_async.environments.options import check_flag, check_one_of, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

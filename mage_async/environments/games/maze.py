@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Ladders, Outcome, Split, numbered
+from mage_async.environments.environment import (
+    Chance,
+    Ladders,
+    Outcome,
+    Split,
+    check_flag,
+    check_whole,
+    numbered,
+)
 from mage_async.environments.games.game import (
     COLUMNS,
     DIRECTIONS,
@@ -28,7 +36,6 @@ from mage_async.environments.games.game import (
     ladders_of,
     step,
 )
-from mage_async.environments.options import check_flag, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

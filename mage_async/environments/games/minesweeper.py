@@ -18,7 +18,15 @@ from functools import cache, lru_cache, partial
 from string import ascii_lowercase
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Outcome, Split, hold_out
+from mage_async.environments.environment import (
+    Chance,
+    Outcome,
+    Split,
+    check_flag,
+    check_one_of,
+    check_whole,
+    hold_out,
+)
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -29,7 +37,6 @@ from mage_async.environments.games.game import (
     ladders_of,
     set_of,
 )
-from mage_async.environments.options import check_flag, check_one_of, check_whole
 from mage_async.trajectory import Task
 
 View = Literal["board", "news"]

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, get_args
 
-from mage_async.environments.environment import AGENT, Chance, DuelPlay, Side, Split, Splits, named
+from mage_async.environments.environment import (
+    AGENT,
+    Chance,
+    DuelPlay,
+    Side,
+    Split,
+    Splits,
+    check_one_of,
+    check_texts,
+    check_whole,
+    named,
+)
 from mage_async.environments.game_references import scripted_returns
 from mage_async.environments.games.game import Game, TrialScript, facts_of
 from mage_async.environments.games.openspiel_policies import (
@@ -32,7 +43,6 @@ from mage_async.environments.games.openspiel_policies import (
     searcher,
 )
 from mage_async.environments.games.text_game import one_line
-from mage_async.environments.options import check_one_of, check_texts, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

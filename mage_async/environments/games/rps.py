@@ -31,10 +31,10 @@ from mage_async.environments.environment import (
     Play,
     Side,
     Split,
+    check_whole,
     numbered,
 )
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of
-from mage_async.environments.options import check_whole
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 

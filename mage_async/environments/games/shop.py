@@ -20,9 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mage_async.environments.environment import Chance, Outcome, Split, hold_out
+from mage_async.environments.environment import Chance, Outcome, Split, check_whole, hold_out
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of
-from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

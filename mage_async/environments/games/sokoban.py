@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache, partial
 
-from mage_async.environments.environment import Chance, Outcome, Split, numbered
+from mage_async.environments.environment import Chance, Outcome, Split, check_whole, numbered
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -25,7 +25,6 @@ from mage_async.environments.games.game import (
     ladders_of,
     set_of,
 )
-from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 

@@ -14,10 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mage_async.environments.environment import numbered
+from mage_async.environments.environment import check_one_of, check_whole, numbered
 from mage_async.environments.games.text_game import TextGames
 from mage_async.environments.loaders.loader import IsolatedRandomState, library
-from mage_async.environments.options import check_one_of, check_whole
 from mage_async.user_modules import cache_folder
 
 CHALLENGES: dict[str, dict[str, Any]] = {

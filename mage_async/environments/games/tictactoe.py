@@ -23,6 +23,7 @@ from mage_async.environments.environment import (
     Side,
     Split,
     Splits,
+    check_one_of,
     named,
     other,
     split_by,
@@ -38,7 +39,6 @@ from mage_async.environments.games.openspiel_policies import (
     engine,
     searcher,
 )
-from mage_async.environments.options import check_one_of
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

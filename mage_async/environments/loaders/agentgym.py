@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mage_async.environments.environment import HELDOUT_EVERY
+from mage_async.environments.environment import HELDOUT_EVERY, check_whole
 from mage_async.environments.loaders.loader import (
     SERVER_RULES,
     TURNS,
@@ -20,7 +20,6 @@ from mage_async.environments.loaders.loader import (
     library,
     server_episode_class,
 )
-from mage_async.environments.options import check_whole
 from mage_async.environments.tools import StepValue
 from mage_async.errors import CapacityReached, EnvironmentFault
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from mage_async.environments.environment import check_flag, check_texts
 from mage_async.environments.loaders.loader import TURNS, episode_class, library
-from mage_async.environments.options import check_flag, check_texts
 from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
 

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from mage_async.environments.environment import HELDOUT_EVERY, Split
-from mage_async.environments.options import check_whole
+from mage_async.environments.environment import HELDOUT_EVERY, Split, check_whole
 from mage_async.environments.tools import StepValue
 from mage_async.errors import ConfigError
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from mage_async.environments.environment import HELDOUT_EVERY
+from mage_async.environments.environment import HELDOUT_EVERY, check_whole
 from mage_async.environments.loaders.loader import (
     IsolatedRandomState,
     NumberedTasks,
     episode_class,
     library,
 )
-from mage_async.environments.options import check_whole
 from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
 

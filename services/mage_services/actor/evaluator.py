@@ -35,8 +35,8 @@ from mage_async.config.schema import Config, Tiny
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment, Split
 from mage_async.environments.game_references import Sampled
+from mage_async.environments.ladders import harder
 from mage_async.environments.mix import Mix
-from mage_async.environments.options import harder
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding

@@ -31,7 +31,7 @@ from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Embedded as EngineConfig
 from mage_async.errors import MageError, RunError
 from mage_async.inference.arithmetic import BFloat16
-from mage_async.inference.base_weights import Adapters, BaseWeights
+from mage_async.inference.merged_adapters import Adapters, BaseWeights
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, Statistics, advance_together
 from mage_async.inference.weight_fingerprint import (

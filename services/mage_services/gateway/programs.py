@@ -24,8 +24,8 @@ import aiohttp
 
 from mage_async import user_modules
 from mage_async.environments.agent import AgentProgram
+from mage_async.environments.environment import check_whole
 from mage_async.environments.loaders.loader import NumberedTasks
-from mage_async.environments.options import check_whole
 from mage_async.errors import CapacityReached, ConfigError, EnvironmentFault, SessionClosed
 from mage_services.processes.child_process import dying_with_parent
 

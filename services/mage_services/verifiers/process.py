@@ -16,9 +16,8 @@ from typing import Any, Self
 import msgspec
 
 from mage_async.environments.agent import AgentProgram
-from mage_async.environments.environment import HELDOUT_EVERY
+from mage_async.environments.environment import HELDOUT_EVERY, check_whole
 from mage_async.environments.loaders.loader import TURNS, NumberedTasks, episode_class
-from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault, WireError
 from mage_services.processes.child_process import ChildProcess, settle, waiting_notice
 

@@ -1,9 +1,9 @@
 """Serve an actor with SGLang, and survive the death of SGLang's process.
 
 SGLang runs in a process of its own (`server.py`), which the watchdog restarts (`watchdog.py`). A
-turn is one request to it or several (`turns.py`). Weights are loaded one version after the other,
-and no request is sent meanwhile (`WeightLoads`). After a death, the next process loads the newest
-weights and samples the interrupted turns again from their prompts.
+turn is one request to it or several (`turn_queue.py`). Weights are loaded one version after the
+other, and no request is sent meanwhile (`WeightLoads`). After a death, the next process loads the
+newest weights and samples the interrupted turns again from their prompts.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from mage_services.engines.sglang.messages import (
     Serving,
     Start,
 )
-from mage_services.engines.sglang.turns import PendingLoad, PendingTurn, TurnQueue
+from mage_services.engines.sglang.turn_queue import PendingLoad, PendingTurn, TurnQueue
 from mage_services.engines.sglang.watchdog import EVERYTHING, EngineWatchdog
 from mage_services.engines.weight_acceptance import refusal
 from mage_services.processes.child_process import settle

@@ -2,7 +2,8 @@
 
     python -m venv DIR && DIR/bin/pip install llama-cpp-python gguf safetensors
     python tests/sglang/make_env.py
-    python -m bench.engine.rivals MODEL [--llama DIR/bin/python] [--sglang .sglang_env/bin/python]
+    python -m bench.engine.other_engines MODEL [--llama DIR/bin/python]
+        [--sglang .sglang_env/bin/python]
 
 `MODEL` is a HuggingFace directory of a Llama model with tied embeddings and float32 weights; for
 the baseline SmolLM2-135M-Instruct. All engines compute in bfloat16 with the same number of threads.
@@ -100,7 +101,7 @@ async def play_here(kind: str, work: dict[str, Any]) -> dict[str, Any]:
 
 def measured(kind: str, python: str, work: dict[str, Any]) -> dict[str, Any]:
     """Play in a process with another Python, and return its figures."""
-    own = ["bench.engine.rivals", "--play", kind]
+    own = ["bench.engine.other_engines", "--play", kind]
     side = ["bench.engine.llama_side"] if kind == "llama.cpp" else own
     command = [python, "-m", *side, json.dumps(work)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)

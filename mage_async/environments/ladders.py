@@ -1,4 +1,4 @@
-"""Check options of environments, and find easier and harder values of an option on its ladder.
+"""Find easier and harder tasks: other values of an environment's option on its ladder.
 
 A ladder (`Environment.ladders`) lists settings of an option, its rungs, from the easiest to the
 hardest. Error messages name the allowed values.
@@ -11,49 +11,6 @@ from typing import Any
 from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-
-
-def check_whole(environment: str, name: str, value: object, least: int, most: int) -> None:
-    """Check that an option is a whole number within bounds.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(
-            f"{environment}: `{name}` must be a whole number from {least} to {most}, got {value!r}"
-        )
-
-
-def check_flag(environment: str, name: str, value: object) -> None:
-    """Check that an option is true or false.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{environment}: `{name}` must be true or false, got {value!r}")
-
-
-def check_one_of(environment: str, name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Check that an option is one of a few values.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if value not in choices:
-        known = " or ".join(repr(each) for each in choices)
-        raise ConfigError(f"{environment}: `{name}` must be {known}, got {value!r}")
-
-
-def check_texts(environment: str, name: str, value: object) -> None:
-    """Check that an option is a list of texts.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise ConfigError(f"{environment}: `{name}` must be a list of texts, got {value!r}")
 
 
 def harder(
