@@ -31,8 +31,8 @@ from mage_async.errors import PolicyError
 PACKED_ATTENTION = "mage_packed"
 """Name of this attention in transformers' registry (`attn_implementation`)."""
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
-"""Keywords of every layer that change nothing here: positions are in queries and keys already,
-and there is no cache."""
+"""Keywords that every layer passes and that have no effect here: the rotary embedding has put the
+positions into queries and keys already, and there is no cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class Boundaries:
     shape: tuple[int, int]
     """S and L."""
     places: torch.Tensor
-    """int64 [T - P]: place of each token behind the opening among the S * L padded ones."""
+    """int64 [T - P]: place of each token after the opening among the S * L padded positions."""
     opening: int = 0
     """P: tokens at the beginning of the row that belong to every sequence."""
     visible: torch.Tensor | None = None

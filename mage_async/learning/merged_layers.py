@@ -8,8 +8,8 @@ core (`bench/models/limits.py`):
   alone. The gradients of `A` and `B` follow from the input of that product and the gradient of its
   output (`Matrix.gradients`).
 - Matrices with the same input (queries, keys and values; gate and up) are one matrix.
-- Attention goes by blocks of positions. A block computes no scores of keys behind its last
-  position, which a causal mask would hide.
+- Attention is computed for one block of positions at a time. Scores of keys after the block, which
+  a causal mask would hide, are not computed.
 
 The operations and their types are those of the engine (`mage_async/inference/model.py`): matrices
 and their operands have the model's type, sums along the residual stream are float32. The learner's
@@ -21,8 +21,8 @@ A row of tokens holds several sequences, one after the other. They may share the
 
 Shapes: `T` tokens of the row, `D` hidden, `F` MLP size, `N` heads, `K` key-value heads, `H` head
 size, `I` and `O` inputs and outputs of a matrix, `R` rank of an adapter; `S` sequences, `P` tokens
-of the opening, `L` tokens behind it of the longest sequence. `any` is `N` for queries and outputs
-of attention, and `K` for keys and values.
+of the opening, `L` tokens after the opening in the longest sequence. `any` is `N` for queries and
+outputs of attention, and `K` for keys and values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,11 +43,11 @@ from mage_async.learning.attention import Boundaries, placed
 from mage_async.learning.packing import TokenRow
 
 Gradients = tuple[Tensor | None, ...]
-"""What a backward pass returns: a gradient for each argument of `forward`, or None."""
+"""Result of a backward pass: for each argument of `forward` its gradient, or None."""
 ATTRIBUTE = "merged_layers"
 """Name under which a model keeps its `MergedLayers`."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` whose layers are these, if they have no sliding window."""
+"""Values of `model_type` whose layers this module computes, if they have no sliding window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +58,10 @@ class Part:
     """torch's linear layer, or peft's with an adapter."""
     rows: slice
     head_dim: int
-    """Size of a head, if rows are reordered for the rotary position embedding: it combines each row
-    of a head's first half with one of the second half, and in the matrix the two are neighbours, so
-    that they can be viewed as one complex number (`Folding.rotated`). 0: rows keep their order.
+    """Size of a head, if rows are reordered for the rotary position embedding; 0: rows keep their
+    order. The embedding combines each row of a head's first half with one of the second half. In
+    the matrix the two rows are neighbours, so that a pair of outputs can be viewed as one complex
+    number (`Folding.rotated`).
     """
 
     def ordered(self, tensor: Tensor) -> Tensor:
@@ -115,8 +116,9 @@ class Matrix:
     def gradients(self, rows: Tensor, gradient: Tensor) -> Iterator[Tensor]:
         """Yield the gradients of `adapters`.
 
-        With `y = x (W + s B A)^T`, that of `A` is `s (g B)^T x`, and that of `B` is
-        `s g^T (x A^T)`: no product is larger than the adapters need.
+        With `y = x (W + s B A)^T` and the gradient `g` of `y`, the gradient of `A` is
+        `s (g B)^T x`, and that of `B` is `s g^T (x A^T)`. The gradient of the whole matrix, [O, I],
+        is never computed.
 
         Args:
             rows: [T, I]: the input of `multiply`.
@@ -276,7 +278,7 @@ class Folding:
         return qkv
 
     def folded(self, rows: Tensor) -> Tensor:
-        """Fold the tokens behind the opening: [T - P, any, H] -> [S K, L * any / K, H]"""
+        """Fold the tokens after the opening: [T - P, any, H] -> [S K, L * any / K, H]"""
         return self._by_kv_head(placed(rows, self.boundaries.places, self.boundaries.shape))
 
     def unfolded(self, folded: Tensor) -> Tensor:
@@ -293,7 +295,7 @@ class Folding:
         return self._by_token(folded, self.boundaries.opening)[0]
 
     def _by_kv_head(self, rows: Tensor) -> Tensor:
-        """Put heads of one key-value head together: [S, L, any, H] -> [S K, L * any / K, H]"""
+        """Group heads by their key-value head: [S, L, any, H] -> [S K, L * any / K, H]"""
         grouped = rows.unflatten(2, (self.shape.kv_heads, -1)).transpose(1, 2)
         folded: Tensor = grouped.reshape(len(rows) * self.shape.kv_heads, -1, self.shape.head_dim)
         return folded
@@ -325,8 +327,8 @@ class Attention(torch.autograd.Function):
             # Each sequence attends to a copy of the opening's keys and values before its own.
             count = folding.boundaries.shape[0]
             own[1:] = [
-                torch.cat((each.repeat(count, 1, 1), behind), 1)
-                for each, behind in zip(shared[1:], own[1:], strict=True)
+                torch.cat((each.repeat(count, 1, 1), after), 1)
+                for each, after in zip(shared[1:], own[1:], strict=True)
             ]
         keeps = ctx.needs_input_grad[0] and folding.keeps_weights
         attended, weights = _attend(own, length, keeps=keeps)
@@ -340,8 +342,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         folding, kept = ctx.folding, list(ctx.saved_tensors)
         opening, length = folding.boundaries.opening, folding.boundaries.shape[1]
-        # Saved are queries, keys and values of the opening if there is one, then those of the
-        # sequences, then the attention weights of each block of the sequences if they were kept.
+        # `kept` holds the queries, keys and values of the opening if there is one, then those of
+        # the sequences, then the attention weights of each block of the sequences if `forward` kept
+        # them.
         shared = [kept.pop(0) for _ in range(3)] if opening else []
         d_out = gradient.unflatten(1, (-1, folding.shape.head_dim))
         width = (folding.shape.heads + 2 * folding.shape.kv_heads) * folding.shape.head_dim
@@ -350,8 +353,8 @@ class Attention(torch.autograd.Function):
         d_own = _attend_backward(folding.folded(d_out[opening:]), kept[:3], length, kept[3:])
         for part, each in zip(parts, d_own, strict=True):
             # Keys and values begin with those of the opening, queries do not.
-            behind = each if each is d_own[0] else each[:, opening:]
-            part[opening:] = folding.unfolded(behind)
+            after = each if each is d_own[0] else each[:, opening:]
+            part[opening:] = folding.unfolded(after)
         if opening:
             d_opening = _attend_backward(folding.opening(d_out[:opening]), shared, opening)
             # Every sequence had a copy of the opening's keys and values: their gradients add up.
@@ -363,11 +366,12 @@ class Attention(torch.autograd.Function):
 
 
 BLOCK = 64
-"""Positions of a sequence that attend at once: to the keys up to their last one, and to no others,
-which spares most of what a causal mask would hide."""
+"""Number of positions whose attention is computed at once. They attend to the keys up to the last
+of these positions, so most scores that a causal mask would hide are not computed."""
 MOST_KEPT = 32 * 2**20
-"""Number of attention weights that a layer keeps for its backward pass at most. If there are more,
-all are computed again there, because they grow with the square of a sequence's length."""
+"""Largest number of attention weights that a layer keeps for its backward pass. If there are more,
+the backward pass computes all of them again: their number grows with the square of a sequence's
+length."""
 
 
 def _attend(
@@ -377,13 +381,14 @@ def _attend(
 
     Args:
         qkv: queries [B, length * N / K, H], where the heads of one position are next to each other;
-            keys [B, M, H], of which the last `length` are those of the queries' positions, and all
-            before them are seen by every position; and values like the keys. B is `S K`, or K for
-            the opening.
+            keys [B, M, H], of which the last `length` belong to the queries' positions, and the
+            earlier ones are seen by every position; values, of the keys' shape. B is `S K`, or K
+            for the opening.
+        keeps: whether to return the attention weights.
 
     Returns:
-        Outputs like `queries`; and, if `keeps` is true, the attention weights of each block,
-        [B, its positions * N / K, keys that it sees].
+        Outputs, of the queries' shape; and, with `keeps`, the attention weights of each block,
+        [B, positions of the block * N / K, keys that the block sees].
     """
     queries, keys, values = qkv
     attended, kept = torch.empty_like(queries), []
@@ -420,7 +425,8 @@ def _weights(queries: Tensor, keys: Tensor, per_position: int) -> Tensor:
 def _attend_backward(
     gradient: Tensor, qkv: Sequence[Tensor], length: int, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values of `_attend`; of the last two in float32.
+    """Return the gradients of queries, keys and values of `_attend`; those of keys and values are
+    float32.
 
     Args:
         gradient: gradient of the outputs of `_attend`.
@@ -466,7 +472,8 @@ class MergedLayer:
     qkv: Matrix
     """[(N + 2K) H, D]"""
     head_norms: Tensor | None
-    """[N + K, H]: of queries, then of keys; None if the model has none."""
+    """[N + K, H]: norm weights of the query heads, then of the key heads; None if the model does
+    not norm them."""
     output: Matrix
     """[D, N H]"""
     mlp_norm: Tensor
@@ -543,13 +550,14 @@ class MergedLayers:
         self._base = self._base_state()
         """State of the frozen weights that the layers were made of."""
         self._merged = (False, 0)
-        """Whether adapters are merged, and the sum of torch's version counters of their tensors at
-        that time, which grows with every change in place; 0 if they are not.
+        """Whether adapters are merged into the matrices and, if so, the sum of torch's version
+        counters of their tensors when they were merged (otherwise 0). A change of a tensor in place
+        increases its counter.
         """
         (kind,) = set(shape.layer_kinds)
         assert kind.rotation is not None
         self._rotation = kind.rotation
-        self._angles = rotations(self._rotation, shape.head_dim, 0)  # `_folding` makes them longer
+        self._angles = rotations(self._rotation, shape.head_dim, 0)  # `_folding` adds positions
 
     def is_current(self) -> bool:
         """Return whether the frozen weights are those that the layers were made of."""
@@ -569,7 +577,9 @@ class MergedLayers:
         return functional.rms_norm(hidden, hidden.shape[-1:], self._norm, epsilon)
 
     def _merge(self) -> None:
-        """Merge the adapters, if an optimizer or a switch has changed them since."""
+        """Merge the adapters if their tensors have changed, or if they were switched on or off,
+        since the last call.
+        """
         is_on = not any(layer.disable_adapters for layer in self._adapted)
         present = (is_on, sum(tensor._version for tensor in self._adapters) if is_on else 0)
         if present != self._merged:
@@ -579,7 +589,7 @@ class MergedLayers:
             self._merged = present
 
     def _folding(self, row: TokenRow) -> Folding:
-        """Return how attention sees a row, with angles for its positions."""
+        """Describe a row to attention, with angles for its positions."""
         shape, num_positions = self._shape, int(row.positions.max()) + 1
         if num_positions > len(self._angles):
             self._angles = rotations(self._rotation, shape.head_dim, num_positions)
@@ -592,9 +602,9 @@ def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
     frozen weights have changed.
 
     Returns:
-        None where the model is computed operation by operation: without adapters or with those of
-        two roles, on a GPU, in float16 or float64, of a family that is not in `FAMILIES`, with a
-        sliding window, or with checkpointed activations.
+        None if the model has to be computed operation by operation, because it has no adapters or
+        those of two roles, lies on a GPU, is in float16 or float64, is of a family that is not in
+        `FAMILIES`, has a sliding window, or checkpoints activations.
     """
     if not has_adapters(model) or has_roles(model) or model.device.type != "cpu":
         return None
