@@ -505,7 +505,7 @@ _CASES = [
     Case(
         "no_weights",
         r"no \*\.safetensors",
-        r"take a whole model directory",
+        r"name a directory with a model",
         settings=SOURCE,
         prepare=with_model(lambda folder: (folder / "model.safetensors").unlink()),
     ),
@@ -546,7 +546,7 @@ _CASES = [
     ),
     Case(
         "disk_full_in_run",
-        r"(nothing is taken in|learner).*No space left on device",
+        r"(no result is taken in|learner).*No space left on device",
         r"[Mm]ake room",
         ends=False,
         prepare=small_file_system("3m"),

@@ -18,8 +18,8 @@ from mage_async.inference.chat_files import SUPPORTED, read_config
 HEAD = "lm_head.weight"
 """Name of the LM head's tensor."""
 TRAINABLE = (*SUPPORTED, "phi3")
-"""Values of `model_type` whose packed forward is tested against transformers' own: all that the
-embedded engine serves, and one more.
+"""Values of `model_type` that can be trained: a test compares the packed forward of each with
+transformers' own. They are those that the embedded engine serves, and one more.
 """
 EMBEDDING = "embed_tokens"
 """Name of the embedding's layer, as a part of its tensor's name."""
@@ -65,19 +65,21 @@ def outline_of(directory: Path) -> Outline:
     """Read `config.json` and the safetensors headers.
 
     Raises:
-        PolicyError: `config.json` is missing or no JSON object, there are no weights, they lie in
-            `*.bin` files alone, or a file is cut short or not safetensors.
+        PolicyError: `config.json` is missing or no JSON object, there are no weights or only
+            `*.bin` files, or a file is cut short or not safetensors.
     """
     config = read_config(directory)
     files = sorted(directory.glob("*.safetensors"))
     if not files and any(directory.glob("*.bin")):
-        # They have no header, and the embedded engine reads safetensors alone.
+        # These files have no header, and the embedded engine reads only safetensors.
         raise PolicyError(
-            f"{directory}: weights in *.bin cannot be looked at before a run: save them as "
+            f"{directory}: weights in *.bin cannot be checked before a run: save them as "
             "safetensors, with AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
         )
     if not files:
-        raise PolicyError(f"{directory}: no *.safetensors: take a whole model directory")
+        raise PolicyError(
+            f"{directory}: it holds no *.safetensors: name a directory with a model's weights"
+        )
     tensors = {name: shape for file in files for name, shape in _shapes(file).items()}
     is_untied = config.get("tie_word_embeddings") is False
     model_type = str(config.get("model_type", ""))
@@ -91,7 +93,8 @@ def check_type(directory: Path, *, is_embedded: bool) -> None:
         is_embedded: Whether actors have the embedded engine.
 
     Raises:
-        PolicyError: the message lists the types of both.
+        PolicyError: the message lists the types that can be trained, and those that the embedded
+            engine serves.
     """
     kind = read_config(directory).get("model_type")
     if kind in (SUPPORTED if is_embedded else TRAINABLE):
@@ -117,7 +120,7 @@ def check_head(directory: Path, names: Container[str], *, is_tied: bool) -> None
     if HEAD not in names and not is_tied:
         raise PolicyError(
             f"{directory}: config.json says tie_word_embeddings = false, but no file holds "
-            f"{HEAD}: set it to true where the head is the embedding, or add the head"
+            f"{HEAD}: set it to true if the LM head is the embedding, or add this tensor"
         )
 
 
@@ -188,5 +191,5 @@ def check_divisible(model: Mapping[str, Any], gpus: int, where: str) -> None:
     if uneven:
         raise PolicyError(
             f"{where}: a model with {' and '.join(uneven)} cannot be shared over "
-            f"engine.gpus_per_actor = {gpus} GPUs: set a divisor"
+            f"engine.gpus_per_actor = {gpus} GPUs: set it to a number that divides them"
         )

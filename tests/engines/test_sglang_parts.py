@@ -310,7 +310,9 @@ def test_a_model_is_shared_where_its_heads_and_its_mlp_divide(
     if is_shared:
         check_divisible(shape, gpus, "policy")
         return
-    with pytest.raises(PolicyError, match=rf"engine\.gpus_per_actor = {gpus} GPUs: set a divisor"):
+    with pytest.raises(
+        PolicyError, match=rf"engine\.gpus_per_actor = {gpus} GPUs: set it to a number"
+    ):
         check_divisible(shape, gpus, "policy")
 
 

@@ -85,7 +85,7 @@ def test_weights_that_are_missing_or_cut_short_are_told_before_they_are_loaded(
     with pytest.raises(PolicyError, match=r"may be cut short: .*; copy it again"):
         run_preflight(pretrained(directory), 1, say=print)
     weights.unlink()
-    with pytest.raises(PolicyError, match="take a whole model directory"):
+    with pytest.raises(PolicyError, match="name a directory with a model"):
         run_preflight(pretrained(directory), 1, say=print)
 
 
