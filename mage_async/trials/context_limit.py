@@ -180,11 +180,11 @@ class Contexts:
             self._kept_tokens += (num_left - 1) * message
 
     def limit_episode(self, num_left: int) -> None:
-        """Set the length beyond which `is_full_with` returns True in the episode that has begun, if
-        contexts are not compacted; the caller then cuts the episode.
+        """Set the length beyond which `is_full_with` returns True in the episode that has begun, so
+        that the caller cuts the episode. Used if contexts are not compacted.
 
-        The tokens left in the engine's context are shared evenly by the episodes that are still to
-        be played in it. Tokens that an episode does not use go to the episodes after it.
+        The episodes that are still to be played in a context share its free tokens evenly. Tokens
+        that an episode does not use go to the episodes after it.
 
         Args:
             num_left: as in `keep_room`.
@@ -239,7 +239,7 @@ class Contexts:
             message = f"{outcome} {prompts.beginning(turn.episode, observation)}".strip()
         length = transcript.length_with(*self._with_request(message, turn))
         longest = self._longest_prompt()
-        # The current context begins with message 0: with it, nothing would be dropped.
+        # Message 0 is left out: the current context begins with it, so nothing would be dropped.
         for number, first in enumerate(self._messages[1:], 1):
             opening = prompts.opening(first.episode, first.text, turn.remarks)
             # All later messages move by the difference between the new beginning and the old one.
@@ -272,7 +272,8 @@ class Contexts:
         if not notes or length_up_to(len(notes)) <= longest:
             return notes
         stops = [0, *(piece.end() for piece in _PIECE.finditer(notes))]
-        # A binary search: thousands of characters that were sampled at random may be dropped.
+        # A binary search, because notes that were sampled at random may have to lose thousands of
+        # characters.
         num_fitting = bisect_right(stops, longest, key=length_up_to)
         return notes[: stops[max(0, num_fitting - 1)]]
 
@@ -301,14 +302,18 @@ class Contexts:
         return tokens
 
     def _tokens_of_opening_notes(self) -> int:
-        """Return the largest number of tokens of the notes that a context begins with."""
+        """Return the largest number of tokens of the notes that a context begins with; 0 if no
+        notes are written.
+        """
         config = self._config
         if config.compaction != "notes":
             return 0
         return len(self._chat.encode(f" {config.prompts.noted}")) + config.max_reflection_tokens
 
     def _tokens_to_write_notes(self) -> int:
-        """Return the largest number of tokens of a request for notes and its answer; 0 without."""
+        """Return the largest number of tokens of a request for notes and its answer; 0 if no notes
+        are written.
+        """
         config = self._config
         if config.compaction != "notes":
             return 0

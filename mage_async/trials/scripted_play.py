@@ -29,8 +29,8 @@ from mage_async.trials.trial_run import TrialRun, TrialStart
 class GuidedScript:
     """Follow guidance in the first episode, and otherwise another script.
 
-    The other script is asked in every state, also where its choice is not used, so that it sees all
-    of the trial.
+    The other script chooses in every state, even if its choice is not used, so that it sees the
+    whole trial.
     """
 
     script: Script
@@ -74,7 +74,7 @@ class RandomScript:
 
 @runtime_checkable
 class TurnReader(Protocol):
-    """Read the turns of a trial and their rewards, which some scripts need; protocol."""
+    """Read the turns of a trial and their rewards: a protocol of scripts that need them."""
 
     def read(self, turns: Sequence[Turn], episode: int) -> None:
         """Read the turns of the trial so far; `episode` is the current one."""
@@ -96,12 +96,13 @@ def random_play(environment: Environment, source: random.Random) -> Script:
 
 
 SHARES_NOTED = (0.5, 1.0)
-"""Shares of the facts in its context that a script writes into notes. Each trial draws one of them:
-a policy that is cloned reads notes of both kinds, and RL can find out that complete ones earn more.
+"""Shares of the facts in a context that a script writes into notes. Each trial draws one of them.
+So a policy that clones the script has read notes of both kinds, and RL can find that complete notes
+earn more.
 """
 MAX_PIECE = 4
-"""Largest number of words in a piece of the context, of which notes are made where a game states no
-facts."""
+"""Largest number of words in a piece of the context. If a game states no facts, notes are made of
+such pieces."""
 
 
 class NoteTaker:
@@ -112,8 +113,8 @@ class NoteTaker:
         self._share_noted = source.choice(SHARES_NOTED)
 
     def write(self, context: Sequence[int], words: Sequence[int], room: int) -> list[int]:
-        """Return notes of at most `room` tokens: facts that the context holds or, where the game
-        states none, pieces of the context.
+        """Return notes of at most `room` tokens: facts that the context holds or, if the game
+        states no facts, pieces of the context.
 
         Args:
             context: token ids.
@@ -263,8 +264,8 @@ def _completion(ids: list[int]) -> Completion:
 
 
 NUM_TRIALS = 3
-"""Number of scripted trials that are measured. The shortest of them counts: if a configuration has
-no room even for that one, no group can be completed, while too long a trial costs one group only.
+"""Number of scripted trials that are measured; the shortest of them counts. A configuration without
+room for the shortest trial can complete no group, while a trial that is too long costs one group.
 """
 _MARKS = re.compile(r"(<\|user\|>|<\|assistant\|>|</?action>|</?remark>)")
 """Roles and tags in the text that `_render` writes; each counts as one word."""
