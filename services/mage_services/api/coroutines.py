@@ -115,8 +115,8 @@ class Background(Generic[T]):
         `__enter__`, `run` or `__exit__` raises.
         """
         try:
-            # asyncio, because the caller's code runs meanwhile, and uvloop would replace its
-            # handling of SIGCHLD.
+            # asyncio and not uvloop, because the caller's code runs meanwhile, and uvloop would
+            # replace the caller's handling of SIGCHLD.
             asyncio.run(self._stay_open())
         except BaseException as error:  # raised again in the thread that waits
             self._failure = error
@@ -127,8 +127,8 @@ class Background(Generic[T]):
     async def _stay_open(self) -> None:
         """Enter the context manager, report that it is open, and wait until it is to be closed."""
         self._task, self._closed = asyncio.current_task(), asyncio.Event()
-        # Assigned last, and before the look at `_is_abandoned`: whichever thread comes second sees
-        # what the other one has set.
+        # `_loop` is assigned after `_task`, and before `_is_abandoned` is read: whichever thread
+        # comes second sees the attribute that the other one has set.
         self._loop = asyncio.get_running_loop()
         if self._is_abandoned:
             return
