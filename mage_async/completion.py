@@ -82,7 +82,8 @@ class Completion:
     this context or for another one with the same prefix, and were evicted or are too old.
     """
     is_extension: bool = True
-    """False if the prompt did not extend the context of its name."""
+    """False if an earlier prompt has the same `context`, and this prompt does not begin with it and
+    its completion."""
     drawn_from: tuple[np.ndarray | None, ...] | None = None
     """For each token the ids that it was sampled from, int32 ascending; None for a forced token,
     which was the only one allowed. The whole field is None if every token was sampled from the
