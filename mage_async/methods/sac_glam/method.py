@@ -24,12 +24,12 @@ class Settings(Section):
     the policy gradient and `learner.correction`."""
 
     entropy_coefficient: Positive = 0.02
-    """Weight of a nat of the entropy over valid actions, in units of reward; where it is learned,
-    the weight that training begins with."""
+    """Weight of a nat of the entropy over valid actions, in units of reward; if it is learned, the
+    weight that training begins with."""
     target_entropy: Share = 0.0
-    """Entropy at which a learned `entropy_coefficient` aims, as a share of the largest possible
-    one, the log of the number of valid actions; its learning rate is `critic_rate`. 0: the
-    coefficient is fixed."""
+    """Target entropy, as a share of the largest possible one (the log of the number of valid
+    actions). `entropy_coefficient` is learned to reach it, with the learning rate `critic_rate`. 0:
+    the coefficient is fixed."""
     target_steps: Count = 1
     """`n` of the critic's n-step targets: rewards of so many recorded steps, then the value of the
     state that follows."""
@@ -63,7 +63,7 @@ class SacGlam(Method):
             "learner.minibatches": 16,
             "transcript.forced_tags": "both",
             "sampling.restricted": True,
-            # The default value: a table with any key turns its method on.
+            # Set to its default, because a table with any key turns its method on.
             "methods.sac_glam.hindsight": 4,
         }
     }
@@ -142,8 +142,8 @@ def _check_environment(environment: Environment) -> None:
     play = environment.begin(task, 0)
     if isinstance(play, SlowPlay):
         raise ConfigError(
-            f"methods.sac_glam: the learner plays each trial of {name!r} again, and its episodes "
-            "may take long: it needs an environment of the whole protocol, with `begin`"
+            f"methods.sac_glam: the learner plays each trial again, and episodes of {name!r} may "
+            "take long: choose an environment that defines `begin`, not `reset` and `step`"
         )
     actions = play.legal_actions()
     pattern: str = getattr(play, "legal_pattern", "")

@@ -49,20 +49,21 @@ class TrackedRun:
 
 
 class Tracker(Variant):
-    """Send a run's metrics somewhere; the fields are keys of its table."""
+    """Send a run's metrics somewhere. The fields of a subclass are the keys of its table in the
+    configuration.
+    """
 
     package: ClassVar[str] = ""
-    """Package that has to be installed; "" for none. A tracker of this repository has an extra of
-    the same name."""
+    """Package that has to be installed; "" for none."""
     every_s: ClassVar[float] = 2.0
-    """Seconds between two calls of `send` while new points arrive. A tracker that writes to a
-    database works less with many points at once."""
+    """Seconds between two calls of `send` while new points arrive. A tracker with a database sets
+    more seconds, because few calls with many points cost less."""
 
     def check_installed(self, key: str) -> None:
         """Check that the tracker's package is installed; `key` names the tracker in `tracking`.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: the package is not installed.
         """
         if not self.package or find_spec(self.package) is not None:
             return
@@ -163,8 +164,8 @@ class TensorBoard(Tracker, tag="tensorboard"):
 
 
 ID_TAG = "mage.id"
-"""Tag with the run's id. By it a run is found again, even if a process ended just after it had
-created the run.
+"""Tag with the run's id. A run in MLflow is found again by this tag, even if the process that
+created it ended right afterwards.
 """
 MAX_METRICS, MAX_PARAMS = 1000, 100
 """Largest numbers of metrics and of parameters that MLflow accepts in one request."""
@@ -233,8 +234,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 class Trackio(Tracker, tag="trackio"):
-    """Write metrics to trackio's database on this machine, or at the place that its variables name.
-    Extra `trackio`.
+    """Write metrics to trackio's database, on this machine unless an environment variable of
+    trackio names another place. Extra `trackio`.
     """
 
     # trackio reads its environment variables: TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL.

@@ -41,8 +41,8 @@ from mage_services.processes.priority import WATCHER, lower_priority, restore_pr
 from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
-"""Seconds between two tries while the tracker raises: after the first exception, and at most. The
-pause doubles after each exception.
+"""Seconds of pause after a tracker's exception, before the next try: after the first exception, and
+the largest number. The pause doubles with each further exception.
 """
 MAX_BYTES = 1 << 20
 """Number of bytes of lines that are read and sent at once; a line has about 5 kB."""
@@ -91,7 +91,9 @@ def read_position(run: RunDirectory, name: str) -> Position | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Position)
     except msgspec.DecodeError as error:
-        raise RunError(f"{file}: damaged: {error}; without it the tracker begins anew") from None
+        raise RunError(
+            f"{file} is damaged: {error}; delete it, and the tracker begins a new run"
+        ) from None
 
 
 def write_position(run: RunDirectory, name: str, position: Position) -> None:
@@ -185,8 +187,8 @@ class TrackerWorker:
 
 
 def _read(file: Path, start: int) -> tuple[list[Record], int]:
-    """Return the records of the finished lines from byte `start` on, about `MAX_BYTES` at most, and
-    the offset after them.
+    """Return the records of the finished lines from byte `start` on, at most about `MAX_BYTES` of
+    lines, and the offset after them.
 
     If no line ends just before `start`, a resumed learner has cut the file and continued it:
     then all lines are read again.
@@ -239,8 +241,8 @@ TRACKED_OF_A_SET = (
     "invalid_actions_per_trial",
     "cut_short",
 )
-"""Scores of a set that trackers receive. The run's files have more scores, such as returns by
-member.
+"""Scores of a set of evaluated tasks, such as the held-out ones, that trackers receive. The run's
+files have more scores, such as returns by member.
 """
 TRACKED_OF_THE_END = ("wall_s", "processor_s", "throughput", "staleness", "prefix_cache")
 """Keys of the summary that trackers receive."""
@@ -279,7 +281,7 @@ def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
 
 
 def _sets(sets: Mapping[str, Record], prefix: str) -> Iterator[tuple[str, float]]:
-    """Yield the path and value of each score of each set that trackers receive."""
+    """Yield the path and value of each score that trackers receive, for each set of tasks."""
     for name, score in sets.items():
         tracked = {key: score[key] for key in TRACKED_OF_A_SET if key in score}
         yield from flat(tracked, f"{prefix}/{name}")
