@@ -27,8 +27,8 @@ class WeightTransport(Variant):
     """Bring published weights to the engines."""
 
     is_on_disk: ClassVar[bool] = False
-    """Whether versions are files of the run's directory, which outlive the learner and which other
-    hosts may read."""
+    """Whether versions are files in the run's directory, which outlive the learner and can be read
+    by other hosts."""
     is_sent: ClassVar[bool] = False
     """Whether engines receive weights from the learner's memory, which does not hold old versions.
     """
@@ -83,9 +83,10 @@ class Nccl(WeightTransport, tag="nccl"):
     """Send versions from GPU to GPU of the learner's host, or by Gloo if the learner has no GPU."""
 
     is_sent: ClassVar[bool] = True
-    # All members of a group of NCCL must agree in these; otherwise a group on one machine fails
-    # with CUDA errors, or hangs. SGLang sets both to 0 unless they are set; NCCL's default is 1.
-    # With the first one at 0, some versions of NCCL fail between processes of different GPUs.
+    # All processes of an NCCL group must have the same values of these variables; otherwise a group
+    # on one machine fails with CUDA errors, or hangs. SGLang sets both to 0 unless they are set;
+    # NCCL's default is 1. If NCCL_CUMEM_ENABLE is 0, some versions of NCCL fail between processes
+    # of different GPUs.
     variables: ClassVar[Mapping[str, str]] = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
 
     def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
@@ -105,8 +106,8 @@ class Nccl(WeightTransport, tag="nccl"):
         )
 
     def new_weight_bytes(self, whole: int, own: int, largest: int, *, is_first: bool) -> int:
-        """Return the bytes of new weights: one bucket at a time, whole on each GPU. SGLang holds
-        the tensors of a bucket and a copy of them.
+        """Return the bytes of new weights: each GPU receives one whole bucket at a time, and SGLang
+        holds its tensors and a copy of them.
         """
         return 2 * max(BUCKET_BYTES, largest)
 
@@ -124,7 +125,7 @@ class Nccl(WeightTransport, tag="nccl"):
         if config.transport.keys:
             raise ConfigError(
                 'transport.weights = "nccl" reaches engines of this machine only; for actors of '
-                'others set transport.weights = "disk"'
+                'other machines set transport.weights = "disk"'
             )
         if not config.learner.device.startswith("cuda"):
             return
