@@ -117,8 +117,8 @@ def test_a_call_that_fails_in_a_process_costs_its_group_and_names_the_turn(
         (
             "[os.write(fd, b'\\xff\\xff\\xff\\xff') for fd in range(3, 99)"
             " if 'socket:' in os.path.realpath(f'/proc/self/fd/{fd}')]",
-            "sent what cannot be read, and was killed: a frame of 4294967295 bytes is too long: at "
-            "most 67108864",
+            "sent a message that cannot be read, and was killed: a frame of 4294967295 bytes is "
+            "too long: at most 67108864",
         ),
     ],
 )

@@ -42,7 +42,7 @@ class Garbled:
 def test_a_garbled_message_ends_the_rollouts_and_the_process() -> None:
     async def run() -> bool:
         process = VerifiersProcess(Garbled())  # type: ignore[arg-type]
-        with pytest.raises(EnvironmentFault, match="sent what cannot be read: no JSON"):
+        with pytest.raises(EnvironmentFault, match="sent a message that cannot be read: no JSON"):
             async with asyncio.timeout(5):
                 await process.play(0, "http://127.0.0.1/")
         return process.is_alive

@@ -187,7 +187,7 @@ class WorkerProcess:
                 elif isinstance(message, Answer) and message.number in self._waiting:
                     settle(self._waiting[message.number], None, message)
         except WireError as fault:
-            self._why_killed = f"sent what cannot be read, and was killed: {fault}"
+            self._why_killed = f"sent a message that cannot be read, and was killed: {fault}"
             self._process.kill()
 
 

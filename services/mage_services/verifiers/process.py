@@ -144,8 +144,8 @@ class VerifiersProcess:
             self._ending = loop.call_later(IDLE_S, self.end)
 
     async def _listen(self) -> None:
-        """Resolve the futures of rollouts as they end, until the process ends, or sends what cannot
-        be read: no later message of it could be trusted, so it is ended.
+        """Resolve the futures of rollouts as they end, until the process ends. If the process sends
+        a message that cannot be read, end it: its later messages could not be trusted.
         """
         reason = "the process of verifiers has ended"
         try:
@@ -154,7 +154,7 @@ class VerifiersProcess:
                     fault = EnvironmentFault(report.failed) if report.failed else None
                     settle(reward, fault, report.reward)
         except WireError as error:
-            reason = f"the process of verifiers sent what cannot be read: {error}"
+            reason = f"the process of verifiers sent a message that cannot be read: {error}"
             self.end()
         for reward in self._rollouts.values():
             settle(reward, EnvironmentFault(reason))
@@ -187,7 +187,7 @@ class _Processes:
 
 
 class Program(NumberedTasks, AgentProgram):
-    """Play rollouts of a taskset, one an episode; a task is an index of the taskset."""
+    """Play rollouts of a taskset, one per episode; a task is an index of the taskset."""
 
     processes: _Processes
 
@@ -223,7 +223,7 @@ def load(
         taskset: id of the taskset, as verifiers imports it.
         python: an interpreter that can import verifiers and the taskset.
         size: number of tasks of the taskset that are played, in both splits together.
-        turns: largest number of completions of a rollout; one that requests more is a fault.
+        turns: largest number of completions of a rollout; a rollout that requests more fails.
         environment: verifiers' own configuration: `taskset` holds the taskset's settings, and a key
             with the name of a seat (an agent of the environment) holds the settings of that seat.
 
