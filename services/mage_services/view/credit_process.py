@@ -1,8 +1,7 @@
 """Compute the returns and advantages of a step's turns, in a child process of `mage view`.
 
-Advantages need torch, which the web server does not import, so it leaves them to this process.
-`CreditCache` runs in the server, and requests a step of a run; `main` and all after it run in the
-process.
+Advantages need torch, which the web server does not import. `CreditCache` runs in the server, and
+requests the credit of a step from the child process, which runs `main` and the functions after it.
 """
 
 import asyncio
@@ -76,7 +75,9 @@ class CreditCache:
             self._process.send(CreditRequest(*key))
 
     def forget_faults(self, run: RunDirectory) -> None:
-        """Request failed steps of a run again: its index has grown."""
+        """Forget the failures of a run, so that `get` requests these steps again: the run's index
+        has grown.
+        """
         for key in [key for key, (_, fault) in self._known.items() if fault]:
             if key[0] == str(run.root):
                 del self._known[key]

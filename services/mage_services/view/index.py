@@ -94,8 +94,9 @@ def _format(connection: sqlite3.Connection) -> int:
 def _rebuild(file: Path, connection: sqlite3.Connection) -> None:
     """Create empty tables of this format, unless another process has just created them.
 
-    A page and the builder may open a new index at the same moment. The lock of the folder admits
-    one of them: two connections that switch to a write-ahead log at the same time fail.
+    A page and the indexer may open a new index at the same moment. The lock of the folder lets only
+    one of them go on, because two connections that switch to a write-ahead log at the same time
+    fail.
     """
     folder = os.open(file.parent, os.O_RDONLY)
     try:
@@ -205,16 +206,15 @@ class RunReader:
         return int(self._one(f"{newest} coalesce((SELECT max(step) FROM groups), 0))")[0])
 
     def metrics(self, at_most: int) -> list[Record]:
-        """Return metrics, oldest first; if the run has more than `at_most` steps, evenly spaced
-        ones, up to the newest, of which every other one has an odd number.
+        """Return the metrics of steps, oldest first. If the run has more than `at_most` steps, they
+        are every k-th step back from the newest one, with an odd k.
         """
         ends = "SELECT (SELECT min(number) FROM steps), (SELECT max(number) FROM steps)"
         low, high = self._one(ends)  # two inner queries, of which each reads one end of the table
         if low is None:
             return []
-        # -(-a // b) is a / b, rounded up.
-        # An odd distance: where fresh and stale steps take turns, an even one would show only one
-        # of the two kinds.
+        # -(-a // b) is a / b, rounded up. `| 1` makes the distance odd: fresh and stale steps may
+        # alternate, and an even distance would show only one of the two kinds.
         every = max(1, -(-(high - low + 1) // at_most)) | 1
         return self._records("steps", range(high, low - 1, -every))
 
@@ -229,8 +229,8 @@ class RunReader:
         return next(iter(self._records("steps", [number])), {})
 
     def curve(self, at_most: int) -> list[Record]:
-        """Return evaluations during training, oldest first; if they are more than `at_most`, evenly
-        spaced ones, up to the newest.
+        """Return evaluations during training, oldest first. If there are more than `at_most`, they
+        are evenly spaced ones, including the newest.
         """
         newest = "SELECT number FROM curve ORDER BY number DESC"
         found = [row[0] for row in self._index.execute(newest)]
@@ -296,10 +296,10 @@ class RunReader:
         return found[:at_most]
 
     def load(self, group: int, number: int) -> Trial:
-        """Read a whole trial from the journal; its record may hold both seats of a play.
+        """Read a whole trial from the journal; the record may hold the trials of both seats.
 
         Raises:
-            RunError: its segment of the journal was deleted, or is damaged there.
+            RunError: the trial's segment of the journal was deleted, or its record is damaged.
         """
         where = "SELECT segment, place, size FROM trials WHERE grp = ? AND number = ?"
         found = self._one(where, (group, number))
