@@ -43,30 +43,31 @@ MAX_TRIES = 8
 """Number of failures of one call that end the run, if other calls were answered between them. An
 endpoint that answers no call at all has `Endpoint.patience_s`."""
 MAX_EMPTY_TRIES = 3
-"""Number of empty answers to one call after which it is not repeated: the last one counts, as an
-answer without an action."""
+"""Number of empty answers to one call after which the call is not repeated: the last empty answer
+is returned, as an answer without an action."""
 MAX_EMPTY_CALLS = 10
 """Number of calls in a row with empty answers that end the run."""
 LEAST_PAUSE_S = 0.1
-"""Least seconds of pause before a call is repeated, even if the endpoint asks for fewer."""
+"""Shortest pause in seconds before a call is repeated, even if the endpoint asks for a shorter one.
+"""
 FIRST_PAUSE_S = 1.0
-"""Seconds of pause after the first failure of a call; they double with each further one."""
+"""Seconds of pause after the first failure of a call; the pause doubles with each further one."""
 MAX_PAUSE_S = 60.0
-"""Longest pause in seconds that this doubling reaches."""
+"""Longest pause in seconds to which it doubles."""
 SPENT_QUOTA = "insufficient_quota"
 """Type or code of OpenAI's error if the account has no credit left. Its status is 429, as that of a
 rate limit."""
 TOO_LONG = "context_length_exceeded"
-"""Code of OpenAI's error, and of those of `mage serve` and of the programs' server, if the context
-does not hold a prompt."""
+"""Code of the error if the context does not hold a prompt: OpenAI's, which `mage serve` and the
+gateway of programs also send."""
 _FULL = re.compile(
     r"context.{0,20}(length|window|size)|maximum (context|prompt length)|too many tokens"
     r"|`inputs` (tokens|must have less)|input token count\b.{0,40}exceeds"
     r"|(prompt|inputs?|request)\b[^:]{0,40}too long|messages?\b.{0,40}too long",
     re.I,
 )
-"""Words by which endpoints say that a prompt is longer than the model's context. A field of the
-request may be too long as well: "'user': string too long".
+"""Words by which endpoints say that a prompt is longer than the model's context. They do not match
+errors about another field of the request, such as "'user': string too long".
 """
 
 
@@ -88,8 +89,8 @@ def text_chat() -> ChatFormat:
     def render(messages: list[Message], opens_turn: bool, tools: Tools) -> str:
         if tools:
             raise PolicyError(
-                "the environment has tools, and a chat endpoint is offered none here: choose a "
-                "game whose actions are words"
+                "the environment has tools, which are not sent to a chat endpoint: choose a game "
+                "whose actions are words"
             )
         texts = [f"<|{each['role']}|>{each['content']}" for each in messages]
         return "".join([*texts, "<|assistant|>" if opens_turn else ""])
@@ -221,7 +222,7 @@ class _Answer(msgspec.Struct):
     system_fingerprint: str | None = None
 
 
-class _Again(Exception):
+class _Retryable(Exception):
     """A call failed in a way that a repetition may cure."""
 
     def __init__(self, sentence: str, pause_s: float | None = None) -> None:
@@ -236,8 +237,9 @@ class ChatEndpoint:
 
     Args:
         say: takes a line for people.
-        served: name of the model that answered earlier calls of the same work; None: whichever
-            answers first. The endpoint may serve a longer name than it is asked for.
+        served: name of the model that must answer, because it answered earlier calls of the same
+            measurement; None: the name in the first answer. It may differ from the name that calls
+            ask for, for example by a date.
     """
 
     def __init__(
@@ -300,7 +302,7 @@ class ChatEndpoint:
         while True:
             try:
                 text, usage = await self._call(body)
-            except _Again as fault:
+            except _Retryable as fault:
                 if fault.pause_s is None:
                     num_tries += 1
                     num_while_others_answered += self._answered_at > failed_at
@@ -338,7 +340,7 @@ class ChatEndpoint:
         """Make one call.
 
         Raises:
-            _Again: it failed in a way that a repetition may cure.
+            _Retryable: it failed in a way that a repetition may cure.
             ContextFull: the prompt is too long.
             ConfigError: the URL of the endpoint is not an address.
             RunError: it failed in another way.
@@ -352,9 +354,9 @@ class ChatEndpoint:
                 data = await response.read()
                 return self._read(response, data, sent_at)
         except TimeoutError:
-            raise _Again(f"no answer within {limit:g} s (--timeout)") from None
+            raise _Retryable(f"no answer within {limit:g} s (--timeout)") from None
         except aiohttp.ClientPayloadError:
-            raise _Again("the connection was cut in the middle of an answer") from None
+            raise _Retryable("the connection was cut in the middle of an answer") from None
         except aiohttp.InvalidURL:
             raise ConfigError(f"{self._endpoint.url!r} is no address") from None
         except aiohttp.ClientConnectorCertificateError as error:
@@ -364,7 +366,7 @@ class ChatEndpoint:
                 "into SSL_CERT_FILE"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _Again(f"no connection: {error or type(error).__name__}") from None
+            raise _Retryable(f"no connection: {error or type(error).__name__}") from None
 
     def _read(
         self, response: aiohttp.ClientResponse, data: bytes, sent_at: float
@@ -380,7 +382,7 @@ class ChatEndpoint:
             answer = msgspec.convert(json.loads(data), _Answer)
         except (ValueError, msgspec.ValidationError) as error:
             body = " ".join(data.decode(errors="replace").split())
-            raise _Again(
+            raise _Retryable(
                 f"an answer that is no chat completion: {error}: {body[:200] or 'nothing'!r}"
             ) from None
         self._check_served(answer.model or self._endpoint.model)
@@ -409,7 +411,7 @@ class ChatEndpoint:
 
         Args:
             sent_at: when the request was sent.
-            reason: what the endpoint says.
+            reason: message of the endpoint's error.
             kinds: type and code of the endpoint's error.
         """
         status = response.status
@@ -423,7 +425,7 @@ class ChatEndpoint:
                 self._limited_at = time.monotonic()
             if status == 429 and pause_s is None:
                 pause_s = _growing_pause(max(0, self._num_limited - 1))
-            raise _Again(f"HTTP {status}: {reason}", pause_s if status in (429, 503) else None)
+            raise _Retryable(f"HTTP {status}: {reason}", pause_s if status in (429, 503) else None)
         if status in (400, 413, 422) and (TOO_LONG in kinds or _FULL.search(reason)):
             raise ContextFull(f"{self._endpoint.model}: {reason}")
         advice = {
@@ -445,11 +447,11 @@ class ChatEndpoint:
         if served != self.served:
             raise RunError(
                 f"{self._endpoint.url} changed its model: {self.served!r} has answered so far, and "
-                f"now {served!r}. A measurement of both would be valid for neither: measure the "
-                "new one into another --out, or continue this one when the old one is back"
+                f"now {served!r}. A measurement of both models would be valid for neither: measure "
+                "the new model with another --out, or continue when the old model answers again"
             )
 
-    async def _rest(self, fault: _Again, pause_s: float, silent_since: float) -> None:
+    async def _rest(self, fault: _Retryable, pause_s: float, silent_since: float) -> None:
         """Report a failure, unless one of its kind was reported, and pause. Safe to cancel.
 
         Raises:
@@ -460,7 +462,7 @@ class ChatEndpoint:
         if silent + pause_s > endpoint.patience_s:
             asks = f"; it asks for a pause of {pause_s:.0f} s" if fault.pause_s else ""
             raise RunError(f"{endpoint.url} has not answered for {silent:.0f} s: {fault}{asks}")
-        # What comes after the colon is the endpoint's own text, which may hold an id of the call.
+        # The text after the colon is the endpoint's own, and may hold an id of the call.
         kind = str(fault).partition(":")[0]
         if kind not in self._reported:
             self._reported.add(kind)
@@ -516,13 +518,15 @@ def as_completion(text: str) -> Completion:
 
 
 def _growing_pause(num_before: int) -> float:
-    """Return the seconds of pause after a failure that `num_before` others preceded."""
+    """Return the seconds of pause after a failure; `num_before` is the number of failures before it
+    in a row.
+    """
     # 2.0**1024 would overflow.
     return min(FIRST_PAUSE_S * 2.0 ** min(num_before, 100), MAX_PAUSE_S)
 
 
 def _error_of(data: bytes) -> tuple[str, tuple[object, ...]]:
-    """Return what the body of an error says, in at most 300 characters, and the error's type and
+    """Return the message in the body of an error, cut to 300 characters, and the error's type and
     code if it has them.
     """
     text, kinds = data.decode(errors="replace"), tuple[object, ...]()

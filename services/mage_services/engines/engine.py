@@ -1,7 +1,7 @@
 """Define what engines, which sample completions, have in common, and make the configured engine.
 
-This module imports no torch: processes that call users' environments load it, and the supervisor,
-which starts a second earlier without torch.
+This module does not import torch, because processes that call users' environments import it, and so
+does the supervisor, which starts a second faster without torch.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ from mage_services.engines.sglang.messages import (
     Start,
 )
 from mage_services.engines.sglang.turn_queue import PendingLoad, PendingTurn, TurnQueue
-from mage_services.engines.sglang.watchdog import EVERYTHING, EngineWatchdog
+from mage_services.engines.sglang.watchdog import START_OR_LOAD, EngineWatchdog
 from mage_services.engines.weight_acceptance import refusal
 from mage_services.processes.child_process import settle
 from mage_services.weights.weight_group import is_manifest
@@ -89,9 +89,9 @@ class WeightLoads:
     async def prepare(self, version: int, path: Path) -> None:
         """Read a file while tokens are sampled, which shortens the pause of the load.
 
-        Weights that come over the network (`weight_group.py`) are not prepared: the learner sends
-        them once they are requested, so they must then be received. The call returns early if the
-        process dies. Cancellation loses nothing but the work done.
+        Weights that the learner sends (`weight_group.py`) are not prepared: it begins to send at
+        the request, and they must then be received. The call returns early if the process dies.
+        Cancellation loses only the work done so far.
         """
         if not self._turns.is_open or self._preparation is not None or is_manifest(path):
             return
@@ -123,7 +123,7 @@ class WeightLoads:
         """
         weights, self._loading = self._loading, None
         assert weights is not None
-        self._watchdog.answered(EVERYTHING)
+        self._watchdog.answered(START_OR_LOAD)
         self._version = message.version
         # A load that restores the newest weights after a restart is not in the list.
         num_ended = self._loads.index(weights) + 1 if weights in self._loads else 0
@@ -158,8 +158,8 @@ class WeightLoads:
         return self._loads[-1].version if self._loads else self._newest[0]
 
     def _begin_next(self) -> None:
-        """Begin the newest load. If none is queued, reload what an earlier process had, or resume
-        the turns.
+        """Begin the newest load. If none is queued, load the weights that an earlier process had,
+        or resume the turns.
 
         Does nothing while a load is under way; `take_loaded` calls it again.
         """
@@ -177,8 +177,8 @@ class WeightLoads:
         """Hold turns back, and let the process load weights."""
         self._turns.pause()
         self._loading = weights
-        # The process answers nothing else while it loads: this deadline stands for all others.
-        self._watchdog.expect(EVERYTHING, self._config.turn_deadline_s)
+        # The process answers nothing else while it loads, so this deadline replaces all others.
+        self._watchdog.expect(START_OR_LOAD, self._config.turn_deadline_s)
         self._watchdog.send(
             Load(
                 version=weights.version,
@@ -199,9 +199,9 @@ class SglangEngine(Engine):
 
     Args:
         directory: model directory; its weights are version 0.
-        config: configuration of the run; `supervision.max_restarts` is the number of deaths in a
-            row, without a completion in between, that are followed by a restart, and a process that
-            does not answer an abort within `supervision.silence_s` hangs.
+        config: configuration of the run. After more than `supervision.max_restarts` deaths in a
+            row, without a completion between them, the engine fails. A process that does not
+            answer an abort within `supervision.silence_s` counts as hanging and is killed.
         name: name of the actor, for errors, and for the groups in which weights are sent.
 
     Raises:
@@ -216,7 +216,7 @@ class SglangEngine(Engine):
         super().__init__()
         engine, supervision = config.engine, config.supervision
         assert isinstance(engine, EngineConfig), "`make_engine` makes the others"
-        installed()  # raises without a supported SGLang, before any process is started
+        installed()  # if no supported SGLang is installed, this raises before a process is started
         self._vocabulary = vocabulary(directory)
         check_context_length(engine, directory)
         # Without a GPU SGLang runs on CPU cores, with PyTorch's own operators.

@@ -94,7 +94,7 @@ Update = Callable[[], Awaitable[str]]
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """Hold a request under way: its task, its tokens so far, and where the weights changed."""
+    """Hold a request under way: its task, its number of tokens, and where the weights changed."""
 
     task: asyncio.Task[None]
     cuts: list[tuple[int, int]]
@@ -238,8 +238,8 @@ class Server:
     async def _load_once(self, message: Load, num_retries: int) -> Loaded:
         """Load weights while nothing is sampled, then compare them with the published ones.
 
-        The comparison comes after sampling goes on, because it sends SGLang a request of its own,
-        for the log-probs of the probe tokens, which would wait for the end of a pause.
+        The comparison needs the log-probs of the probe tokens, which it requests from SGLang. Such
+        a request waits while sampling is paused, so the comparison comes after the pause.
         """
         try:
             update = await self._update_of(message)
@@ -296,7 +296,9 @@ class Server:
             if not worse:
                 self._use(version, path)
                 return error
-        raise RuntimeError(f"weights are half-written: {error}; and then: {worse}")
+        raise RuntimeError(
+            f"weights are half-written: {error}; the weights before cannot be loaded again: {worse}"
+        )
 
     def _use(self, version: int, path: Path) -> None:
         """Note that requests go on with the weights of a version."""
@@ -415,9 +417,9 @@ def _inside(spans: Sequence[tuple[int, int]], num_tokens: int) -> Spans:
 #                                      group (`mage_services/weights/weight_group.py`)
 #
 # `prepare` does everything that is possible while tokens are sampled; sampling stops only for the
-# update that it returns. An update never flushes the cache, because SGLang ends its whole
-# process tree where it cannot flush. Instead, every request names the weights whose cached keys and
-# values it may read (`mage_async/inference/server_prefixes.py`).
+# update that it returns. An update never flushes the cache, because SGLang ends its whole process
+# tree if it cannot flush. Instead, every request names the weights whose cached keys and values it
+# may read (`mage_async/inference/server_prefixes.py`).
 
 SHARED = Path("/dev/shm")
 
@@ -439,7 +441,8 @@ class Loader:
         self._vocabulary: int = vocabulary
         self._precision: Precision = precision
         self._port, self._group = 0, ""
-        """Port of the learner in whose group SGLang is, 0 before the first; name of that group."""
+        """Port of the learner whose process group SGLang has joined, 0 if it is in none; and the
+        name of the group."""
         self._kept: Any = None
         """Tensors handed over last: SGLang reads their memory until the update is answered."""
 
@@ -487,7 +490,9 @@ class Loader:
             torch.cuda.empty_cache()
 
     async def _read(self, version: int, path: Path) -> str:
-        """Update: let SGLang read files. It takes a folder: one with links to the files."""
+        """Update: let SGLang read files. It reads all files of a folder, so make one with links to
+        these files.
+        """
         with tempfile.TemporaryDirectory(prefix="mage-weights-") as folder:
             for number, file in enumerate(weight_files(path)):
                 (Path(folder) / f"{number}.safetensors").symlink_to(file.resolve())
@@ -586,7 +591,8 @@ class Loader:
             )
             change = self._manager.update_weights_from_distributed(request, None)
             if reason := await _failure(change):
-                # A group in which a broadcast failed sends no more; the learner leaves it too.
+                # After a failed broadcast the group can send nothing more; the learner leaves it
+                # too.
                 await self._leave()
                 return reason
         return ""
@@ -666,8 +672,8 @@ def _launch(start: Start) -> Any:
 
     known = inspect.signature(ServerArgs).parameters
     engine = Engine(**known_names(start.arguments, known))
-    # SGLang sizes its cache by the memory that other processes leave free, and takes prompts that
-    # are shorter than this.
+    # SGLang sizes its cache by the memory that other processes leave free. Prompts must be shorter
+    # than `longest`.
     longest = engine.tokenizer_manager.max_req_input_len
     if longest < start.max_tokens:
         raise RunError(

@@ -95,8 +95,8 @@ class PendingLoad:
 
 def piece_of(message: Generated, kv_version: int) -> Piece:
     """Decode the result of a request, with the policy and KV version of each token."""
-    # After a death, a sequence has the KV version of the load to come. If that load fails, the
-    # weights of an older version sample the tokens, and compute the keys and values.
+    # After a death, sequences get the KV version of the weights that the next process is to load.
+    # If that load fails, an older version samples the tokens and computes the keys and values.
     runs = tuple(
         VersionRun(start, version, min(kv_version, version), message.provenance)
         for start, version in message.spans
@@ -111,7 +111,7 @@ def piece_of(message: Generated, kv_version: int) -> Piece:
 
 
 MAX_DEATHS_OF_A_TURN = 3
-"""Number of deaths during one turn after which the turn fails, because it may cause them."""
+"""Number of deaths during one turn after which the turn fails, because it may be their cause."""
 
 
 class TurnQueue:
@@ -175,7 +175,7 @@ class TurnQueue:
         if pending is None:
             return
         if message.is_aborted and not may_abort:
-            settle(pending.future, RunError(f"{pending.name()}: SGLang gave the request up"))
+            settle(pending.future, RunError(f"{pending.name()}: SGLang aborted the request"))
             return
         try:
             pending.turn.receive(piece_of(message, pending.kv_version))

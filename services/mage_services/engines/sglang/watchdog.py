@@ -24,7 +24,7 @@ WATCH_S = 1.0
 """Interval between two looks at the clock."""
 BACK_OFF_S = 0.5
 """Pause before the second restart in a row; doubled for each further one, up to a minute."""
-EVERYTHING = ""
+START_OR_LOAD = "start or load"
 """Name of the answer to a start or a load. While it is awaited, the deadlines of other answers do
 not count, because the process answers nothing else."""
 
@@ -43,8 +43,8 @@ class EngineWatchdog:
         on_message: called with each message of the process, except `Failed`.
         on_death: called when the process has ended or is killed; all that it held is lost.
         threads: number of CPU threads of the process.
-        max_deaths: number of deaths in a row, without `reset_deaths` in between, that are followed
-            by a restart; one more fails `run`.
+        max_deaths: largest number of deaths in a row, without `reset_deaths` between them, after
+            which another process is started; at one more `run` raises.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class EngineWatchdog:
     async def watch(self) -> None:
         """Kill a process that misses a deadline. Cancellation only ends the watch."""
         async for _ in ticks(WATCH_S):
-            now, start_or_load = time.monotonic(), self._due.get(EVERYTHING)
+            now, start_or_load = time.monotonic(), self._due.get(START_OR_LOAD)
             deadlines = self._due.values() if start_or_load is None else [start_or_load]
             if self._child is not None and any(deadline < now for deadline in deadlines):
                 what = "a request" if start_or_load is None else "a start or a load of weights"
@@ -128,7 +128,7 @@ class EngineWatchdog:
         """Run one process from its start to its end; return why it ended."""
         self._missed = ""
         child = self._child = await start_process(self._threads)
-        self.expect(EVERYTHING, START_S)
+        self.expect(START_OR_LOAD, START_S)
         try:
             child.send(self._start(self.num_restarts))
             reason = await self._receive(child)
@@ -150,6 +150,6 @@ class EngineWatchdog:
                     continue
                 case Serving():
                     self._has_served = True
-                    self.answered(EVERYTHING)
+                    self.answered(START_OR_LOAD)
             self._on_message(message)
         return reason
