@@ -4,8 +4,8 @@ A *cell* is a set of turns that are compared with each other, such as the first 
 of a group. A *part* is all turns of one trial in one cell.
 
 The plain PyTorch here is the specification and runs on CPUs; `fused/group_advantage.py` is the same
-in Triton. Both compute in fp64, which costs nothing for the thousands of turns of a batch, and
-separates rounding of equal values from differences.
+in Triton. Both compute in fp64: it costs nothing for the thousands of turns of a batch, and its
+rounding of equal values is far smaller than a difference between values.
 
 Equal values give exactly 0: one value of the cell is subtracted from all before any mean is
 computed, so the rounding of a mean cannot become a gradient. The backward pass skips tokens whose
@@ -74,7 +74,8 @@ def minus_baseline(
             `EPSILON`.
 
     Raises:
-        ValueError: the values are not fp64, one a turn, or the cells lack parts that are needed.
+        ValueError: the values are not one fp64 number per turn, or the cells lack parts that are
+            needed.
     """
     _check(values, cells)
     if leave_one_out and cells.parts is None:
@@ -94,13 +95,13 @@ def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -
 
     Args:
         values: fp64 `[N]`.
-        magnitudes: fp64 `[N]`: the numbers of which the values are differences, such as returns;
-            they set what counts as rounding.
+        magnitudes: fp64 `[N]`: the numbers, such as returns, from which the values were computed as
+            differences. A root mean square that is tiny beside them counts as rounding.
         epsilon: Added to the root mean square, in units of the values.
 
     Raises:
-        ValueError: the values are not fp64, one a turn, or the cells have `counts_parts` but no
-            parts.
+        ValueError: the values are not one fp64 number per turn, or the cells have `counts_parts`
+            but no parts.
     """
     _check(values, cells)
     if is_fused_on(values.device.type):
@@ -172,7 +173,7 @@ def _over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) 
 def _roots(squares: Tensor) -> Tensor:
     """Compute square roots, correctly rounded on a CPU, so that all machines give the same bits.
 
-    Of torch's square roots on a CPU, which are MKL's, one in a hundred is not correctly rounded.
+    On a CPU torch computes square roots by MKL, which rounds about one in a hundred incorrectly.
     """
     if squares.is_cuda:
         return squares.sqrt()
@@ -213,7 +214,7 @@ def _check(values: Tensor, cells: Cells) -> None:
     """Raise a ValueError if values and cells do not fit together."""
     if values.dtype != torch.float64 or values.shape != cells.ids.shape:
         raise ValueError(
-            f"values must be float64 {list(cells.ids.shape)}, one a turn, "
+            f"values must be float64 {list(cells.ids.shape)}, one per turn, "
             f"got {values.dtype} {list(values.shape)}"
         )
     if cells.counts_parts and cells.parts is None:

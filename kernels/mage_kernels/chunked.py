@@ -1,5 +1,5 @@
-"""Compute the LM head in plain PyTorch with bounded memory, for CPUs and for GPUs without the
-kernels.
+"""Compute the LM head in plain PyTorch with bounded memory, for CPUs and for GPUs on which the
+Triton kernels are not used.
 
 Rows are computed in chunks of at most `chunk_bytes` of logits. If all rows fit in one chunk of
 CHUNK_BYTES, its probabilities are kept for the backward pass; otherwise they are computed again.
@@ -27,16 +27,16 @@ backward pass.
 GPU_CHUNK_BYTES = 2**31
 """Largest number of bytes of a chunk's logits on a GPU, whose GEMMs need thousands of rows."""
 CHUNKS_THAT_FIT = 8
-"""A chunk's logits on a GPU take at most 1 / CHUNKS_THAT_FIT of the free memory. To compute a chunk
-takes about four times the memory of its logits, so half of the free memory is used.
+"""A chunk's logits on a GPU take at most 1 / CHUNKS_THAT_FIT of the free memory. Computing a chunk
+needs about four times the memory of its logits, so half of the free memory is used.
 """
 MIN_ROWS = 64
 """Smallest number of rows of a GEMM over logits: with few rows, fewer than 8 with MKL, the order of
 its sums may change.
 """
 PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
-"""Number of bytes of a chunk's logits on the device that a run is planned for; 0: nothing is
-planned, and the device of the tensors decides.
+"""Number of bytes of a chunk's logits on the device that a run is planned for; 0: no run is
+planned, and the number follows from the device of the tensors.
 """
 
 
@@ -54,14 +54,16 @@ class Softmax(NamedTuple):
     entropy: Tensor  # [R]
 
 
-def of_rows(inverse_temperature: float | Tensor, rows: slice | Tensor) -> float | Tensor:
+def temperature_of_rows(
+    inverse_temperature: float | Tensor, rows: slice | Tensor
+) -> float | Tensor:
     """Return the inverse temperature of some rows, if each row has its own."""
     if isinstance(inverse_temperature, Tensor):
         return inverse_temperature[rows]
     return inverse_temperature
 
 
-def temper(values: Tensor, inverse_temperature: float | Tensor) -> None:
+def apply_temperature(values: Tensor, inverse_temperature: float | Tensor) -> None:
     """Multiply each row of `values`, `[R, V]`, by its inverse temperature, in place."""
     if isinstance(inverse_temperature, Tensor):
         values.mul_(inverse_temperature[:, None])
@@ -74,7 +76,7 @@ def softmax_of(
 ) -> Softmax:
     """Compute the distribution of each row; probabilities that underflow add 0 to the entropy."""
     logits = matmul(at_least(hidden, MIN_ROWS), head.T)[: len(hidden)]
-    temper(logits, inverse_temperature)
+    apply_temperature(logits, inverse_temperature)
     logprobs = logits.log_softmax(-1)
     probs = logprobs.exp()
     entropy = -torch.linalg.vecdot(probs, logprobs)
@@ -173,11 +175,11 @@ class ChunkedLogprob(torch.autograd.Function):
         ctx.kept = None
         ctx.step = rows_at_once(len(head), dtype.itemsize, chunk_bytes)
         is_kept = len(hidden) <= rows_at_once(len(head), dtype.itemsize, CHUNK_BYTES)
-        # A GPU's GEMM reads 16 bits and adds up in fp32. For a CPU's the LM head is converted, once
-        # for all chunks.
+        # A GPU's GEMM reads 16-bit operands and sums in fp32. On a CPU the LM head is converted to
+        # the computing dtype, once for all chunks.
         computing_head = head if head.is_cuda else head.to(dtype)
         for rows in chunks(len(hidden), ctx.step):
-            scales = of_rows(inverse_temperature, rows)
+            scales = temperature_of_rows(inverse_temperature, rows)
             softmax = softmax_of(hidden[rows], computing_head, tokens[rows], scales)
             logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy
             if len(softmax.logprob) == len(hidden) and is_kept and any(ctx.needs_input_grad):
@@ -200,7 +202,7 @@ class ChunkedLogprob(torch.autograd.Function):
         sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
         for part in chunks(len(hidden) if active is None else len(active), ctx.step):
             rows = part if active is None else active[part]
-            scales = of_rows(ctx.inverse_temperature, rows)
+            scales = temperature_of_rows(ctx.inverse_temperature, rows)
             softmax = (
                 softmax_of(hidden[rows], sink.head, tokens[rows], scales)
                 if ctx.kept is None
@@ -232,7 +234,7 @@ class GradientSink:
         self, rows: slice | Tensor, gradient: Tensor, inverse_temperature: float | Tensor
     ) -> None:
         """Add a chunk's gradient of the tempered logits, `[R, V]`, which is overwritten."""
-        temper(gradient, inverse_temperature)
+        apply_temperature(gradient, inverse_temperature)
         gradient = gradient.to(self.head.dtype)
         padded = at_least(gradient, MIN_ROWS)
         self.d_hidden[rows] = matmul(padded, self.head)[: len(gradient)].to(self.d_hidden.dtype)
@@ -251,7 +253,9 @@ class GradientSink:
 
 
 class SinglePassLoss(torch.autograd.Function):
-    """Scale dX and dW, which a loss has saved in its forward; dW is None for a frozen LM head."""
+    """Compute the backward pass of a loss whose forward has saved dX and dW: scale both by the
+    loss's gradient. dW is None for a frozen LM head.
+    """
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -283,7 +287,7 @@ class ChunkedPolicyLoss(SinglePassLoss):
         sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
         step = rows_at_once(len(head), dtype.itemsize, chunk_bytes)
         for rows in chunks(len(hidden), step):
-            scales = of_rows(inverse_temperature, rows)
+            scales = temperature_of_rows(inverse_temperature, rows)
             softmax = softmax_of(hidden[rows], sink.head, tokens[rows], scales)
             logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy
             losses, d_logprob, d_entropy = token_derivatives(

@@ -16,9 +16,9 @@ from mage_kernels.chunked import (
     chunk_bytes_on,
     computing_dtype,
     masked_rows,
-    of_rows,
     rows_at_once,
     scattered,
+    temperature_of_rows,
 )
 from mage_kernels.dispatch import is_fused_head
 from mage_kernels.surrogate import Surrogate, TokenData
@@ -71,7 +71,7 @@ def linear_logprob(
     index = None if mask is None else masked_rows(mask, hidden.device)
     if index is not None:
         hidden, tokens = hidden.index_select(0, index), tokens[index]
-        inverse_temperature = of_rows(inverse_temperature, index)
+        inverse_temperature = temperature_of_rows(inverse_temperature, index)
     results: tuple[Tensor, Tensor]
     if is_fused_head(hidden):
         from mage_kernels.fused.head_autograd import FusedLogprob  # imports Triton
@@ -183,7 +183,7 @@ def linear_policy_loss(
     index = None if mask is None else masked_rows(mask, hidden.device)
     if index is not None:
         hidden, tokens, data = hidden.index_select(0, index), tokens[index], data.rows(index)
-        inverse_temperature = of_rows(inverse_temperature, index)
+        inverse_temperature = temperature_of_rows(inverse_temperature, index)
     arguments = (hidden, head, tokens, data, loss, inverse_temperature, normaliser)
     if is_fused_head(hidden):
         from mage_kernels.fused.head_autograd import FusedPolicyLoss  # imports Triton
