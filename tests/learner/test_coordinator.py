@@ -323,8 +323,8 @@ def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() ->
         await site.say(actor, result(grant, 0), result(grant, 1))
         assert await read(actor) == []
         assert site.coordinator.faults == [
-            "nothing is taken in or granted: no space left. Make room, and the run goes on by "
-            "itself; `journal.max_bytes` bounds the journal"
+            "no result is taken in and no group is granted: no space left. Make room, and the run "
+            "goes on by itself; `journal.max_bytes` bounds the journal"
         ]
         assert site.coordinator.ledger.counts().acknowledged == 0
         site.journal.full = ""

@@ -72,9 +72,9 @@ FIRST_HEARTBEAT_S = 60.0
 """Seconds without a message after which an actor counts as away if it has not sent a heartbeat yet:
 it is still starting."""
 LOST_INTERVALS = 30
-"""An actor is forgotten after this many times the silence after which it counts as away: after 2
-minutes, by when the supervisor has ended a local actor, or after 30 minutes if it has not sent a
-heartbeat yet."""
+"""Silence after which an actor is forgotten, as a multiple of the silence after which it counts as
+away: 2 minutes, or 30 minutes if it has not sent a heartbeat yet. The supervisor normally ends a
+silent local actor earlier."""
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
@@ -246,10 +246,10 @@ class Coordinator:
     def announce(self, publication: Publication) -> None:
         """Journal that the weights of a version can be read, and announce them to the peers.
 
-        The first announcement is of the version that this process begins with. It is journaled
-        only if the league awaits it as an opponent: otherwise the record would change nothing. It
-        opens the store, for which the peers have waited. With `admission.lag`, actors begin with
-        older versions.
+        The first announcement is of the version that this process begins with, and opens the store,
+        for which the peers have waited. This version is journaled only if the league awaits it as
+        an opponent: otherwise the record would change nothing. With `admission.lag`, actors begin
+        with older versions.
         """
         version, is_open = publication.version, self.weights.is_open
         if is_open or self.league.awaits(version):
@@ -311,8 +311,8 @@ class Coordinator:
 
     def rivals(self) -> set[int]:
         """Return the versions of the policy that are opponents of groups, now or later."""
-        # Not of complete groups: their opponents have played. So a restarted learner, for which the
-        # groups in training are in flight again, needs no weights that were removed.
+        # Opponents of complete groups are left out, because they have played. A restarted learner,
+        # which has the groups in training in flight again, thus needs no weights that were removed.
         playing = {version_of(member) for member in self.ledger.incomplete_members()}
         return self.league.kept() | {version for version in playing if version is not None}
 
@@ -383,7 +383,7 @@ class Coordinator:
         self.peers[peer] = KnownPeer(hello, self.clock())
         self._set_quota(peer)
         total, most = self.ledger.total_quota(), self.ledger.max_concurrent_groups
-        # Noted once: for the actor whose quota lifts the sum over the limit.
+        # Noted once, when this actor's quota raises the sum above the limit.
         if most is not None and total - hello.group_quota <= most < total:
             self.note(
                 f"the actors could play {total} groups at a time, and "
@@ -427,8 +427,8 @@ class Coordinator:
     def _look_after_peers(self, now: float) -> None:
         """Mark silent peers as away, and forget those that were away for long.
 
-        Nothing is sent to a peer that is away, so no failing send tells that it has ended. A
-        machine that vanished would keep its leases on weights, and its entry, for ever.
+        Nothing is sent to a peer that is away, so no send fails if it has ended. If it were not
+        forgotten, a machine that vanished would keep its leases on weights for ever.
         """
         for peer, known in list(self.peers.items()):
             if self.weights.is_open and known.is_newly_silent(now):
@@ -446,8 +446,9 @@ class Coordinator:
         """Take groups and leases from peers that have not come back after a restart of the
         learner.
 
-        The evaluator is waited for, however long it is busy: without the weights that it has queued
-        it would fail. The supervisor restarts it if it has ended.
+        The leases are kept until the evaluator has come back, however long it is busy: without the
+        weights of the evaluations in its queue it would fail. The supervisor restarts it if it has
+        ended.
         """
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
             if any(not known.is_actor for known in self.peers.values()):
@@ -495,8 +496,8 @@ class Coordinator:
     # Grants and drops.
 
     def _grant(self) -> None:
-        """Grant lapsed groups (incomplete, played by nobody), then new ones, each to the actor that
-        can be granted most further groups.
+        """Grant lapsed groups (incomplete, played by nobody), then new ones, each to the actor with
+        the largest unused part of its quota.
         """
         if not self.weights.is_open or self._is_full or self._is_closed:
             return
@@ -626,8 +627,8 @@ class Coordinator:
         self._is_full = bool(reason)
         if reason and not was_full:
             self.note(
-                f"nothing is taken in or granted: {reason}. {MAKE_ROOM}; `journal.max_bytes` "
-                "bounds the journal"
+                f"no result is taken in and no group is granted: {reason}. {MAKE_ROOM}; "
+                "`journal.max_bytes` bounds the journal"
             )
             self.arrived.set()  # the training loop may free space with a checkpoint
         if was_full and not reason:
