@@ -187,14 +187,14 @@ def tools_of(
     tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None
 ) -> tuple[list[Json], tuple[str, ...]]:
     """Return the tools that may be called, and the names of the tools of which the answer must call
-    one; no names if it need not call any.
+    one. There are no names if the answer need not call a tool.
 
     Args:
         choice: OpenAI's `tool_choice`.
 
     Raises:
-        BadRequest: a tool is no function, a chosen one is not among them, or there is none to
-            choose from.
+        BadRequest: a tool is not a function, the chosen tool is not among the tools, or a call is
+            required and there are no tools.
     """
     known: list[Json] = []
     for each in tools or ():
@@ -225,13 +225,14 @@ def tools_of(
 
 
 def schema_in(form: Json, described: Any, key: str, *more: str) -> Json | None:
-    """Return the JSON schema that an answer of a form is to follow; None if its type has none.
+    """Return the JSON schema that the answer must follow; None if the form has no schema.
 
     Args:
+        form: Form of the answer that a request asks for, with its `type`.
         described: For the type "json_schema", a table with the schema under `schema`; if it has no
             such key, any JSON object is an answer.
         key: Key of the request that holds the form.
-        more: Types that are known besides those of every protocol.
+        more: Types that this protocol has in addition to those of every protocol.
 
     Raises:
         BadRequest: the type of the form is not known, or the schema is no object.
@@ -297,8 +298,8 @@ def in_order_of_calls(
                 continue
             raise BadRequest(
                 f"the result of a tool names the call {unknown[0]!r:.60}, which no message before "
-                f"it has made; those before made {', '.join(places) or 'none with an id':.200}: "
-                "send each result with the id of its call, after the call"
+                f"it has made; the calls before it: {', '.join(places) or 'none with an id':.200}. "
+                "Send each result with the id of its call, after the call"
             )
         elif len(ids) == len(some):
             some.sort(key=lambda result: places[result.ids[0]])
@@ -322,16 +323,16 @@ def read_request(body: bytes) -> ChatRequest:
     """Decode a request for one answer in words.
 
     Raises:
-        BadRequest: the body is no request, or it asks for what the server of a policy cannot do:
-            tools, several choices, stops or log-probs.
+        BadRequest: the body is no request, or it asks for tools, several choices, stops or
+            log-probs, which the server of a policy does not have.
     """
     request: ChatRequest = decode(body, ChatRequest)
     if request.tools:
-        raise BadRequest("`tools` are not passed on: describe them in a message")
+        raise BadRequest("`tools` are not passed on to the policy: describe them in a message")
     if request.n not in (1, None):
         raise BadRequest(f"`n` must be 1, got {request.n}: send the request again instead")
     if request.stop:
-        raise BadRequest("`stop` does not end an answer: cut the answer where it is found")
+        raise BadRequest("`stop` does not end an answer: cut the answer at the stop text yourself")
     if request.logprobs:
         raise BadRequest("`logprobs` are not sent: leave the key out")
     return request

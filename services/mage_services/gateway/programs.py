@@ -207,8 +207,9 @@ async def _reward_of_command(line: list[str], base_url: str, api_key: str) -> fl
     try:
         out, errors = await process.communicate()
     finally:
-        # The command leads a process group of its own: what it has started is ended with it. If
-        # this process is killed, its parent ends all groups of its session (`ChildProcess.kill`).
+        # The command leads a process group of its own, so the processes that it has started are
+        # killed with it. If our own process is killed, its parent ends all groups of its session
+        # (`ChildProcess.kill`).
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
@@ -271,7 +272,8 @@ def _url_methods(name: str, url: str) -> dict[str, Callable[..., Any]]:
     async def run(self: AgentProgram, *arguments: Any) -> Any:
         """Play an episode by one POST to the server, and return its reward."""
         body = dict(zip(PARAMETERS, (*arguments, self.session.memory), strict=True))
-        # `environment.step_deadline_s` bounds the whole call; its end closes the connection.
+        # `environment.step_deadline_s` bounds the whole call; at the deadline the call is
+        # cancelled, which closes the connection.
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
             try:
                 async with http.post(url, json=body, allow_redirects=False) as answer:
