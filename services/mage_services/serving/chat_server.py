@@ -73,9 +73,9 @@ class Conversations:
 
     Args:
         most: Number of conversations to remember; beyond it, the least recently used is forgotten.
-        actions: Legal actions of every turn, or a pattern of them: an answer whose request does not
-            limit its tokens is one of them, as in training. None: any text is an answer, unless the
-            request has a form for it.
+        actions: Legal actions of every turn, or a pattern of them. As in training, an answer is one
+            of them, unless the request limits its tokens or has a form. None: an answer may be any
+            text, unless the request has a form.
         without_tags: Whether an answer has no tags around its action, because the policy was
             trained by an agent program or calls tools.
 
@@ -115,9 +115,9 @@ class Conversations:
         """Sample the policy's next message.
 
         Args:
-            session: Name of the conversation. With a name, the request may be only the new message,
-                or the new answers of tools; several that do not continue the conversation begin it
-                anew. With "" the request must hold all messages.
+            session: Name of the conversation. With a name, the request may hold only the new
+                message, or the new answers of tools; several messages that do not continue the
+                conversation replace it. With "" the request must hold all messages.
 
         Raises:
             BadRequest: the messages are no conversation, or the form of the answer cannot be used.
@@ -199,7 +199,8 @@ class Conversations:
         # The token that ended the completion stays in the context, and is not shown.
         text = prefill + self._chat.decode_completion(sampled) + context.forced
         context.texts += (*new, text)
-        # An action of training ends at its limit of tokens; a client's own limit cuts an answer.
+        # An action may end at training's limit of tokens, so it counts as finished there. At a
+        # limit of the request the answer counts as cut ("length").
         is_action = bool(context.forced) and request.limit() is None
         finish = "stop" if is_action else completion.finish
         return Choice(
@@ -245,7 +246,7 @@ class Conversations:
         if not context.texts:  # its first request has failed
             self._engine.release(context.name)
             return
-        # Equal requests without a session that got equal answers have one key.
+        # Two equal requests without a session that got equal answers have the same key.
         self.forget(key)
         self._kept[key] = context
         while len(self._kept) > self._most:
@@ -290,7 +291,7 @@ def conversation_texts(messages: Sequence[Message], *, has_tools: bool = False) 
     """
     texts, last = list[str | tuple[str, ...]](), ""
     # The server writes the policy's calls as text, without ids, and in a session a client may send
-    # the results alone. The order of results whose calls are unknown is the client's.
+    # the results alone. So the calls may be unknown; their results stay in the order as sent.
     read = (message.read() for message in messages)
     for message in in_order_of_calls(read, are_all_sent=False):
         side = "assistant" if message.role == "assistant" else "user"
