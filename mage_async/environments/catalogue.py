@@ -108,7 +108,7 @@ def load(name: str | type, /, **options: Any) -> Environment:
     if not is_reset_step:
         _check_protocol(name, found)
     _check_options(name, _parameters(found), options)
-    # Whatever a user's own constructor raises becomes a `ConfigError`.
+    # Any exception of a user's own constructor becomes a `ConfigError`.
     with nullcontext() if name in _KNOWN else as_config_error(name):
         if is_reset_step:
             kind = with_step(found) if has_tools(found) else found

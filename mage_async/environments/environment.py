@@ -76,8 +76,8 @@ class Facts:
     """Threshold on a turn's reward: an episode is won if one of its turns earns at least this, and
     otherwise lost. None: the return decides, by `wins_above` and `loses_below`.
 
-    No bound on the return tells wins from losses if penalties can take more from a win than other
-    turns pay without one.
+    Needed if the return cannot separate wins from losses, because penalties may lower the return of
+    a won episode below that of a lost one.
     """
     example: str = ""
     """An example of an action, if the first of `words` is not a whole action."""
@@ -92,9 +92,10 @@ class Facts:
         return self.min_return, self.max_return
 
     def allows(self, earned: float) -> bool:
-        """Return whether an episode may earn this return, by the bounds, to rounding.
+        """Return whether the return of an episode lies within the declared bounds, with a tolerance
+        for rounding.
 
-        Without bounds it may earn anything. `rehearsal.py` refuses one bound without the other.
+        Without bounds it may have any value. `rehearsal.py` refuses one bound without the other.
         """
         least, most = self.min_return, self.max_return
         if least is None or most is None:
@@ -142,7 +143,7 @@ class Outcome:
 
     observation: str
     reward: float
-    """What the action earned, in the units of the environment."""
+    """Reward of the action, in the units of the environment."""
     is_valid: bool = True
     """Whether the action was legal."""
     is_done: bool = False
@@ -462,7 +463,7 @@ def split_by(variants: Mapping[str, V], is_heldout: Callable[[V], object]) -> Sp
 
 
 def named(names: Iterable[str]) -> dict[str, str]:
-    """Return task variants that are nothing but their name, from which a game derives the rest."""
+    """Return task variants whose value is their name, from which a game derives the rest."""
     return {name: name for name in names}
 
 
@@ -477,7 +478,7 @@ def check_disjoint(name: str, train: Sequence[str], heldout: Sequence[str]) -> N
     """Check that the two splits of an environment share no task variant.
 
     Raises:
-        ConfigError: they do; with the name of one.
+        ConfigError: they share a variant, which the message names.
     """
     if shared := set(train) & set(heldout):
         raise ConfigError(
@@ -490,13 +491,13 @@ def check_names(name: str, members: Iterable[str]) -> None:
     """Check that the names of an environment's task variants can be sent in messages.
 
     Raises:
-        ConfigError: one is empty, too long, or has half a character.
+        ConfigError: a name is empty, too long, or has half of a surrogate pair.
     """
     for each in members:
         # UTF-8 cannot encode a lone surrogate.
         is_halved = has_lone_surrogate(each)
         if is_halved or not 1 <= len(each) <= MAX_NAME_CHARS:
-            has = "half a one (a lone surrogate)" if is_halved else len(each)
+            has = "half of a surrogate pair" if is_halved else len(each)
             raise ConfigError(
                 f"{name}: a task's name has 1 to {MAX_NAME_CHARS} characters of Unicode, and "
                 f"{each[:60]!r} has {has}: let `members(split)` list short texts, or objects "

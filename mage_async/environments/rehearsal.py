@@ -114,7 +114,7 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
                 and all(map(_is_number, each))
                 for each in known.values()
             )
-            wanted = f"a dictionary of tuples of {num_episodes} numbers, one an episode"
+            wanted = f"a dictionary of tuples of {num_episodes} numbers, one per episode"
             want(are_known, f"references({split!r}, {num_episodes})", wanted, known)
         # Actions that are not legal are counted too: a policy may write any text, or none.
         for action in ("", *_ANY_TEXT, environment.facts.example, *environment.facts.words):
@@ -617,7 +617,8 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
             num_known += bool(trained)
         found = HeldOut(num_train, num_heldout, num_kinds, num_known)
         yield found
-    # What a few episodes did not show may need an action that they hardly ever took.
+    # A difference between tasks may show only after an action that few of these episodes took, so
+    # more are compared.
     for trained, tested in groups.values():
         known = set[Trace]()
         for member in trained if tested else ():

@@ -187,7 +187,7 @@ class ResetStepPlay(SlowPlay):
         # With tools, any text is an action: calls of tools, or the answer that ends the episode.
         if self._environment.tools or is_legal:
             return ""
-        # A sentence would have words that a closed vocabulary has not.
+        # A sentence would have words that are not in a closed vocabulary.
         if self._environment.facts.words:
             return INVALID
         if pattern is not None:
@@ -212,8 +212,8 @@ class UserObject(Callee):
 
     - by the call `close`;
     - after `reset`, if `close` was requested before `reset` had returned;
-    - by `late_close`, if the class's `close` is a coroutine function and the last call was a plain
-      one that could not await it, or one that raised after `close` was requested.
+    - by `late_close`, if the last call left the object open: a plain call cannot await a `close`
+      that is a coroutine function, and a call may raise after `close` was requested.
     """
 
     def __init__(self, environment: "ResetStep") -> None:
@@ -221,7 +221,8 @@ class UserObject(Callee):
         self._object: Any = None
         self._last_legal: tuple[str, ...] | None = None
         """Legal actions after the last call."""
-        # Holds the object until it is closed. `pop` is atomic, so that of two threads one closes.
+        # Holds the object until it is closed. `pop` is atomic, so only one of two threads that
+        # close the object at the same time calls its `close`.
         self._to_close: list[Any] = []
         self._is_over = False
         """Whether `close` was called."""
@@ -259,8 +260,8 @@ class UserObject(Callee):
         return self._checked_answer(request, value)
 
     def late_close(self) -> Callable[[], Any] | None:
-        """Return a coroutine function that closes an object that a plain call has left open because
-        its `close` has to be awaited; None if no object is left open.
+        """Return a coroutine function that closes the object, if the last call has left it open;
+        otherwise None.
         """
         is_left_open = bool(self._to_close) and (self._is_over or self._object is None)
         return self._close_left if is_left_open else None
@@ -298,8 +299,8 @@ class UserObject(Callee):
         if before and request.action in before and now and request.action not in now:
             raise CallFault(
                 f"{request.place}: legal_actions listed {request.action!r:.60} when the action was "
-                f"asked for, and {now!r:.100} when it was taken: change the list in `reset` and "
-                "`step` alone"
+                f"requested, and {now!r:.100} when `step` was called: change the list only in "
+                "`reset` and `step`"
             )
 
     def _close_object(self) -> Any:
@@ -311,7 +312,7 @@ class UserObject(Callee):
         return own.close()
 
     def _checked_answer(self, request: Request, value: Any) -> Answered:
-        """Check what a method returned, and convert it to plain data."""
+        """Check the result of a method, and convert it to plain data."""
         if request.method == "close":
             return Answered()
         try:
@@ -322,10 +323,10 @@ class UserObject(Callee):
             raise CallFault(f"{fault}{line}", fault.kind, wrong) from fault
 
     def _converted(self, request: Request, value: Any) -> Answered:
-        """Return what `reset` or `step` returned as plain data.
+        """Convert the result of `reset` or `step` to plain data.
 
         Raises:
-            CallFault: it does not follow the protocol.
+            CallFault: the result does not follow the protocol.
         """
         if request.method == "reset":
             observation, reward, is_done = _reset_value(request.place, value), 0.0, False
@@ -439,7 +440,8 @@ def _reset_value(place: str, value: Any) -> str:
 def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, Any]]:
     """Return observation, reward, whether the episode is done, and info from the value of `step`.
 
-    A terminated and a truncated episode are both done: no value is added for what was cut off.
+    A terminated and a truncated episode are both done: the return has no estimate of the rewards
+    that were cut off.
 
     Raises:
         CallFault: the value is not `observation, reward, terminated[, truncated, info]`.
@@ -453,7 +455,7 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
     if len(rest) == 1 and isinstance(rest[0], Mapping):
         raise CallFault(
             f"{place} must return {_ORDER}, got the four values of old Gym, of which the last is "
-            "info: put False as truncated before it, or leave it out"
+            "info: put False as truncated before info, or leave info out"
         )
     defaults: tuple[Any, ...] = (False, {})
     truncated, info = *rest, *defaults[len(rest) :]
@@ -483,7 +485,7 @@ def _example(listed: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a number as text, and of anything else the type: its text may be long, or raise."""
+    """Return a number as text, and of any other value the type: its `repr` may be long or raise."""
     is_number = isinstance(value, numbers.Real)
     return f"{value!s:.60}" if is_number else f"a value of type {type(value).__name__}"
 
@@ -492,8 +494,8 @@ def _short(value: Any) -> str:
 
 
 def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
-    """Yield attributes that nothing in the class's module reads, each with the optional part that
-    was meant: one with almost the same name, which is missing.
+    """Yield misspelt optional parts: attributes that nothing in the class's module reads, each with
+    the part of almost the same name that the class lacks.
     """
     # Base classes of a library have attributes for other purposes.
     own = [each for each in kind.__mro__ if each.__module__ == kind.__module__]
@@ -518,19 +520,20 @@ def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def _is_missing(part: str, name: str, kind: type, own: Iterable[type]) -> bool:
-    """Return whether a class that has an attribute with almost the name of a part lacks the part.
+    """Return whether a class lacks an optional part.
 
     Args:
         part: The optional part.
-        name: The attribute.
+        name: An attribute of the class, with almost the same name.
         own: The class `kind` and those of its base classes that its module defines.
     """
     declaring = [each for each in own if part in vars(each)]
     if not declaring:
         # A part that a class of a library declares is left alone: it may mean something else there.
         return not hasattr(kind, part)
-    # A class that declares both has an attribute of its own. One that has the attribute alone may
-    # have meant to replace the part of a base class.
+    # If one class declares the part and the attribute, the attribute is no misspelling. If a base
+    # class declares the part, and a subclass the attribute, the subclass may have meant to replace
+    # the part.
     return all(name not in vars(each) for each in declaring)
 
 
@@ -725,7 +728,7 @@ class ResetStep(Environment):
         for name, values in own.items():
             found = tuple(values) if isinstance(values, Iterable) else (values,)
             if len(found) != num_episodes or not all(map(is_finite, found)):
-                wanted = f"{num_episodes} numbers, one an episode"
+                wanted = f"{num_episodes} numbers, one per episode"
                 raise self._wrong_result(f"{call}[{name!r}]", wanted, values)
             known[str(name)] = tuple(map(float, found))  # NumPy's become plain ones
         return known
@@ -769,7 +772,7 @@ class ResetStep(Environment):
         """Check the parameters of the class's methods.
 
         Raises:
-            ConfigError: they are not what a trial passes.
+            ConfigError: a method cannot take the arguments that a trial passes.
         """
         self._check_takes("reset", _RESET[:2], _RESET)
         self._check_takes("step", ("action",))
@@ -781,7 +784,7 @@ class ResetStep(Environment):
         """Check that a method can be called with the arguments of one of `wanted`.
 
         Raises:
-            ConfigError: it cannot; with the signature to write.
+            ConfigError: the method cannot; the message has the signature to write.
         """
         own = getattr(self.kind, method)
         if not inspect.isfunction(inspect.getattr_static(self.kind, method, None)):
@@ -809,9 +812,10 @@ class ResetStep(Environment):
         """Check that no attribute has the misspelt name of an optional part.
 
         Raises:
-            ConfigError: one has, and neither the class nor its module reads it.
+            ConfigError: an attribute has, and neither the class nor its module reads it.
         """
-        # A part with a wrong name is not missed: without `legal_actions` any text is an action.
+        # Without this check a misspelt part would go unnoticed. For example, without
+        # `legal_actions` any text is an action.
         for name, meant in _misspelt_parts(self.kind):
             raise ConfigError(
                 f"environment {self._name!r}: nothing reads {self.kind.__name__}.{name} (did you "
@@ -848,7 +852,7 @@ class ResetStep(Environment):
         )
 
     def _wrong_result(self, call: str, wanted: str, value: Any) -> ConfigError:
-        """Return the error about what a method of the class returned."""
+        """Return the error about the result of a method of the class."""
         got = f"{value!r:.60}"
         return ConfigError(f"environment {self._name!r}: {call} must be {wanted}, got {got}")
 
@@ -866,11 +870,12 @@ class ResetStep(Environment):
         return tuple(words)
 
     def _tasks(self, split: Split) -> dict[str, Any]:
-        """Return the tasks of a split by name, their text: those of the class, or whole numbers.
+        """Return the tasks of a split: those of the class, or whole numbers. The text of a task is
+        its name.
 
         Raises:
-            ConfigError: they are no list, two tasks have one text, or a task has none that every
-                process knows.
+            ConfigError: `members` returns no list, two tasks have the same text, or the text of a
+                task has an address in memory, which differs between processes.
         """
         first = 0 if split == "train" else NUM_TASKS["train"]
         own = self._optional("members", range(first, first + NUM_TASKS[split]), split)

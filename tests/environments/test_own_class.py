@@ -89,7 +89,7 @@ def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -
         ),
         (
             "references = lambda self, *_: {'bayes': (0.5, 'a', None)}",
-            "must be a dictionary of tuples of 3 numbers, one an episode, got {'bayes': (0.5, 'a'",
+            "must be a dictionary of tuples of 3 numbers, one per episode, got {'bayes': (0.5, 'a'",
         ),
         ("members = lambda self, split: 'left'", "members('train') must be a tuple of names, got"),
         (

@@ -257,7 +257,7 @@ LEGAL = "    def legal_actions(self):\n        return "
         (STEP + "json.loads(action + ',')", "/own.py, line 14, in step: return json.loads(act"),
         (
             LEGAL + "[str(self.__dict__.setdefault('n', []).append(1) or len(self.n))]",
-            "turn 1: step('1'): legal_actions listed '1' when the action was asked for, and ('2',",
+            "turn 1: step('1'): legal_actions listed '1' when the action was requested, and ('2',",
         ),
         ("    legal_pattern = '('", "by a legal_pattern that is a regular expression or None, got"),
         (
@@ -438,11 +438,11 @@ LEGAL = "    def legal_actions(self):\n        return "
         ),
         (
             "    references = lambda self, *_: {'bayes': (None, 0.5, '1')}",
-            "references('train', 3)['bayes'] must be 3 numbers, one an episode, got (None, 0.5, '1",
+            "references('train', 3)['bayes'] must be 3 numbers, one per episode, got (None, 0.5,",
         ),
         (
             "    references = lambda self, *_: {'random': 0.5}",
-            "references('train', 3)['random'] must be 3 numbers, one an episode, got 0.5",
+            "references('train', 3)['random'] must be 3 numbers, one per episode, got 0.5",
         ),
         (
             "    references = lambda self, *_: None",
@@ -684,7 +684,7 @@ def test_two_tasks_with_one_text_or_a_task_without_text_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("task", "has"), [("", "0"), ("x" * 201, "201"), ("\ud83d", r"half a one \(a lone surrogate\)")]
+    ("task", "has"), [("", "0"), ("x" * 201, "201"), ("\ud83d", r"half of a surrogate pair")]
 )
 def test_a_task_whose_name_fits_into_no_message_is_refused(
     write: Callable[..., Config], task: str, has: str

@@ -274,8 +274,8 @@ class MineSweeperScript(TrialScript[MineSweeperPlay]):
         names = cell_names(play.size)
         plays = self.plays if self.source.random() < self.memory else [play]
         if not play.opened:
-            # The mines depend on the agent's first cell, so repeat the newest one: what was learned
-            # after it holds again.
+            # The mines depend on the agent's first cell. If the newest first cell is repeated, they
+            # lie where they lay in that episode.
             firsts = [each.first for each in plays if each.first is not None]
             return names[firsts[-1]] if firsts else self.source.choice(play.actions())
         plays = [each for each in plays if each.first == play.first]
@@ -588,8 +588,8 @@ class _LayoutCounts:
         size, needs = self._sizes[number], self._needs_of[number]
         for i in needs:
             self._num_unfilled[i] -= size
-        # `_num_unfilled[i]` is now the number of cells of later groups: what they cannot hold must
-        # lie in this group.
+        # `_num_unfilled[i]` is now the number of cells of later groups: mines that do not fit into
+        # them must lie in this group.
         least = max((self._needed[i] - self._num_unfilled[i] for i in needs), default=0)
         most = min((self._needed[i] for i in needs), default=left)
         if number == len(self._sizes) - 1:

@@ -176,8 +176,8 @@ class IsolatedRandomState:
         place = entered.index(self)
         del entered[place]
         if place < len(entered):
-            # The call that was entered after this one saved this simulator's state; let it restore
-            # what was before both.
+            # The call that was entered after this one saved this simulator's state. It has to
+            # restore the state before both calls instead.
             entered[place]._outside = self._outside
             return
         self._own = random.getstate(), np.random.get_state()
