@@ -32,7 +32,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Remember what the statistics need of a sequence that lost its slot."""
+    """Hold the data that statistics need about a sequence that lost its slot."""
 
     num_known: int
     """Number of its tokens."""
@@ -94,9 +94,10 @@ class PrefixCache:
     def open(self, name: str, tokens: np.ndarray, *, is_fresh: bool) -> Opened | None:
         """Give a prompt a slot, and reuse as many computed tokens as possible.
 
-        Within a forward, sequences that hold a slot must be opened before others, because the
-        tokens of a copy's source must not change. Their keys and values may be computed by this
-        same forward: it copies after it has stored them (`PolicyForward.copies`).
+        Within a forward, sequences that hold a slot must be opened before others. The others may
+        copy a prefix from such a slot, whose tokens must not change afterwards. The keys and values
+        to copy may be computed by this same forward: it copies after it has stored them
+        (`PolicyForward.copies`).
 
         The slot is busy until `close`. The prompt's last token is always computed, for its logits;
         it counts as neither reused nor repeated.
@@ -104,8 +105,8 @@ class PrefixCache:
         Args:
             name: Name of the sequence.
             tokens: Prompt: int32 [T]
-            is_fresh: Whether a sequence that holds a slot reuses nothing that older weights
-                computed. A sequence without a slot never does.
+            is_fresh: Whether a sequence that holds a slot reuses only tokens that the present
+                weights computed. A sequence without a slot reuses only such tokens in any case.
 
         Returns:
             None if the prompt has to wait for a later forward: every slot is busy, or the source of
@@ -220,7 +221,8 @@ class PrefixCache:
         """Find the slot with the longest common prefix that the present weights computed.
 
         Returns:
-            That slot, the length of its prefix, and the longest one that any weights computed.
+            That slot, the length of its prefix, and the length of the longest common prefix in any
+            slot, whichever weights computed it.
         """
         length = min(len(tokens), self.tokens.shape[1])
         is_equal = self.tokens[:, :length] == tokens[:length]
@@ -231,7 +233,9 @@ class PrefixCache:
         return source, int(lengths[source]), int(any_length.max())
 
     def _free_slot(self) -> int | None:
-        """Choose a free slot: released before idle, then the least recently used."""
+        """Choose a free slot: a released one or, if there is none, an idle one; of several, the
+        least recently used.
+        """
         free = [
             slot
             for slot, is_busy in enumerate(self._is_busy)

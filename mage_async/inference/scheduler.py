@@ -478,7 +478,7 @@ def play_trials(
 
     Raises:
         CallFault: a call of the environment failed, or has to wait.
-        EnvironmentFault: what the environment returned cannot be played.
+        EnvironmentFault: the environment returned something that cannot be played.
         ContextFull: a trial outgrew the engine's longest context.
         RunError: an engine cannot serve a prompt.
     """

@@ -1,5 +1,5 @@
-"""Compare weight fingerprints, by which an engine checks that it has loaded what the learner
-published.
+"""Compare weight fingerprints, by which an engine checks that it has loaded the weights that the
+learner published.
 
 The learner writes a fingerprint with the weights of a version, and an engine computes another from
 the weights that it has loaded. A fingerprint has three parts. Sums of the bytes (`tensor_digest`,
@@ -38,8 +38,8 @@ UNSEEN = "unseen"
 NUM_PROBE_TOKENS = 32
 """Number of tokens whose log-probs are compared."""
 _STRIDE = 2_654_435_761
-"""A prime larger than every vocabulary: its multiples, modulo the number of tokens or rows, visit
-all of them, far apart.
+"""A prime larger than every vocabulary. Its multiples, modulo the number of tokens or rows, reach
+every token or row once, and successive ones lie far apart.
 """
 Precision = Literal["float32", "reduced"]
 """Precision with which log-probs were computed: all in float32 or better, or partly with fewer bits
@@ -58,7 +58,9 @@ RowChecksums = dict[str, float | None]
 
 
 class AdapterBase(msgspec.Struct, frozen=True):
-    """Describe what published adapters are added to (`mage_async/inference/merged_adapters.py`)."""
+    """Describe the base that published adapters are added to
+    (`mage_async/inference/merged_adapters.py`).
+    """
 
     digest: str
     """Digest of the frozen weights, in the type in which the learner holds them."""
@@ -93,7 +95,9 @@ class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """One digest of all tensors in any order, or of the sample; `UNSEEN` without sums."""
+        """One digest of all tensors, whatever their order, or of the sample; `UNSEEN` if there are
+        no sums.
+        """
         return combined(self.tensors) if self.tensors else self.sample or UNSEEN
 
     def text(self) -> str:
@@ -200,12 +204,13 @@ def _are_apart(tolerance: float, name: str, one: float | None, other: float | No
     return one is not other if one is None or other is None else abs(one - other) > bound
 
 
-# Row checksums: one number for one row of each tensor, of another row in each version. The learner
-# takes the rows from the model that it trains, with adapters added to that row alone, and not from
-# the copy that it publishes. An engine takes them from what it has loaded. So they reveal, in every
-# version, faults that sums of the copy cannot reveal: a tensor that was not copied, two tensors
-# that changed places, adapters that were not merged. A row checksum is the sum of the row's
-# elements, each times the factor of its place, divided by the sum of the elements' absolute values.
+# Row checksums: each version has one number for each tensor, computed from one row of the tensor,
+# and successive versions take different rows. The learner takes the row from the model that it
+# trains, with adapters added to that row alone, and not from the copy that it publishes. An engine
+# takes it from the tensor that it has loaded. So row checksums reveal, in every version, faults
+# that sums of the copy cannot reveal: a tensor that was not copied, two tensors that changed
+# places, adapters that were not merged. A row checksum is the sum of the row's elements, each times
+# the factor of its place, divided by the sum of the elements' absolute values.
 NUM_FACTORS = 1024
 """Number of different factors."""
 
@@ -250,10 +255,10 @@ def _factors(length: int) -> np.ndarray:
 # engine. Each 4 KiB of a tensor's bytes is summed as 64-bit words, modulo 2^64, and the sums are
 # hashed with the tensor's name, type and shape. One changed word always changes the digest; words
 # that change places change it unless they stay within the same 4 KiB. Reading all bytes costs a
-# tenth of a publication, so a version that is not scored has the digest of a sample instead: of one
-# block in 61, other ones in each version, of all tensors together. The digests of a commit
-# (`mage_async/policy/weight_digest.py`) work on any device and multiply every word by a key of its
-# place, which takes a CPU far longer.
+# tenth of a publication. So a version that is not scored has one digest for all tensors together
+# instead, of a sample: of every 61st block, beginning at another block in each version. The digests
+# of a commit (`mage_async/policy/weight_digest.py`) can be computed on any device; they multiply
+# every word by a key of its place, which takes far longer on a CPU.
 
 ROW_WORDS = 512
 """Number of 64-bit words that are summed to one number."""
@@ -280,7 +285,7 @@ def tensor_digest(name: str, tensor: torch.Tensor) -> str:
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """Combine the digests of tensors, by their names, into one that no order changes."""
+    """Combine the digests of tensors, by name, into one that does not depend on their order."""
     listed = "".join(f"{name} {digests[name]} " for name in sorted(digests))
     return blake2b(listed.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
@@ -319,7 +324,7 @@ class FingerprintBuilder:
         self._digests: dict[str, str] = {}
         self._rows: dict[str, torch.Tensor] = {}
         self.base: AdapterBase | None = None
-        """What adapters were merged into."""
+        """The base that adapters were merged into; None for whole weights."""
 
     def passing(
         self, named: Iterable[tuple[str, torch.Tensor]], *, are_published: bool = True
