@@ -1,7 +1,7 @@
 """Draw the tasks of a run: those that groups train on, and the fixed ones of evaluations.
 
-The task of the n-th group is a function of the run's seed, of n, in a curriculum of the policy
-version and, if the policy meets its past versions, of the ratings at that time. So a resumed run
+The task of the n-th group depends on the run's seed and on n; in a curriculum, also on the policy
+version; if the policy meets its past versions, also on their ratings at that time. So a resumed run
 draws the same tasks.
 
 A *member* is the hidden part of a task, by name: an opponent or a variant of the environment, or a
@@ -36,8 +36,9 @@ member differ in their seed alone, and in an environment without chance they are
 class TaskStream:
     """Draw tasks whose members come from shuffled decks: each is met once before any is met twice.
 
-    In a mix, first the component comes from a deck that holds each as often as its share, and then
-    the member from a deck of that component. In a curriculum, components come one after another.
+    In a mix, first a component is drawn from a deck that holds each component as often as its
+    share, and then a member from a deck of that component. In a curriculum, components come one
+    after another.
     """
 
     def __init__(self, environment: Environment, seed: int) -> None:
@@ -93,7 +94,7 @@ class MatchedTasks:
     Args:
         environment: The environment whose members are met.
         league: The past versions of the policy, and their ratings.
-        config: Configuration of the run, whose seed all draws follow from.
+        config: Configuration of the run; all draws depend on its seed.
     """
 
     def __init__(self, environment: Environment, league: League, config: Config) -> None:
@@ -159,7 +160,8 @@ def evaluation_tasks(
         # chosen, begins with the last ones.
         members = members[::-1]
     source = random.Random(f"{seed}/evaluation/{split}")
-    # Seats in a fixed order would be tied to traits of members that alternate in the same rhythm.
+    # The order of seats is random. In a fixed order, if every second member had a certain trait,
+    # all members with that trait would get the same seat.
     shuffler, places = random.Random(f"{seed}/seats/{split}"), list[int]()
     while len(places) < min(len(members), num_trials):
         places += shuffler.sample(range(len(seats)), len(seats))
