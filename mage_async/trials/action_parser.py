@@ -17,7 +17,7 @@ both."""
 NAMES = {kind: "action" if kind is Kind.ACT else "remark" for kind in Kind}
 """Name of the tag of each kind of turn."""
 MAX_REMARK_CHARACTERS = 2000
-"""Longer remarks are cut."""
+"""Largest number of characters of a remark; a longer remark is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class ActionParser:
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
         if not is_forced or wanted in completion:
             return ""
-        # A tag has no other "<" than its first character, so the last one begins it.
+        # A tag has no "<" after its first character, so the last "<" of a completion that was cut
+        # within a tag begins that tag.
         return wanted.removeprefix(completion[completion.rfind("<") :])
 
     def parse(self, kind: Kind, completion: str) -> str | None:

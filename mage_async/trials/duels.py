@@ -3,7 +3,7 @@ past policy, or the trained policy itself.
 
 `begin_trial` chooses the kind by the task. A trial against the environment is a `TrialRun` alone.
 A *duel* is an episode between two policies on the same engine: each side is a `TrialRun` of its
-own, and what one side does reaches the other as an observation in the environment's words.
+own, and the actions of one side reach the other as observations in the environment's words.
 
 In a `DuelRun` the opponent is a past policy without memory and without guidance: each episode is
 its first, so it plays the same way in all of them, and the agent can find out how. Its random seed
@@ -58,7 +58,7 @@ def begin_trial(start: TrialStart) -> TrialInProgress:
     if num_seats(member) == 1 and version is None:
         return TrialRun(start)
     assert start.after is None, "the other side may remember earlier episodes"
-    # An adviser looks at a play, not at a side of a duel.
+    # An adviser needs the environment's own play, and a side of a duel is a `SidePlay`.
     start = replace(start, config=replace(start.config, advisers=None))
     remembers = version is None or start.config.rivals_remember
     return (TwoMemoriesRun if remembers else DuelRun)(start, version)

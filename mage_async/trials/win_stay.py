@@ -146,8 +146,8 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
 
 
 SURE = 2.64
-"""Standard errors by which a rule has to earn more: those of an error of 5 % over six rules, of
-which the best is judged."""
+"""Number of standard errors by which a rule has to earn more. It keeps the probability of an error
+at 5 %, although the best of six rules is judged."""
 
 
 class Comparison(NamedTuple):
