@@ -2,7 +2,7 @@
 name; each is imported when first used.
 
 A component of the package is one line, `"name": "module:Class"`. A name with a colon is a class of
-a user's own, which may also lie in the current folder. Whatever a user's module raises becomes a
+a user's own, which may also lie in the current folder. Any exception of a user's module becomes a
 `ConfigError` of one line with the file and line number.
 """
 

@@ -665,7 +665,7 @@ EARLY_PAID = ("differential", "cumulative_paper")
 
 def swap_harmless(config: Config, evaluation: Record) -> Sightings:
     """Held-out returns are the same if another member is hidden in the last episode, in a run that
-    has memory: what was learned is not about this one.
+    has memory: the policy has not learned about the member that it plays.
     """
     if config.trial.memory != "none":
         yield from _no_loss(evaluation, "heldout_swapped", "with another member hidden in it")

@@ -93,7 +93,7 @@ TABS = {
 """Labels of a run's pages, by their address relative to that of the run."""
 KEYS = (
     ("j, k", "next and previous in a list"),
-    ("Enter", "open what is marked"),
+    ("Enter", "open the marked entry"),
     ("←, →", "the page before and after: step, group, turn"),
     ("↑, u", "up: from a turn to its group, its step, its run"),
     ("/", "search in the text of trials"),
@@ -148,7 +148,7 @@ def run_address(name: str) -> str:
 
 
 def progress_note(read: int, total: int) -> str:
-    """Return a sentence on what lists lack, or "" if the index of a run is complete enough.
+    """Return a sentence that lists are incomplete; "" if the index of a run is complete enough.
 
     Args:
         read: Number of bytes of the run's files that the index has read. Unreadable bytes, such as

@@ -233,6 +233,6 @@ def smaller_batch(
         smaller = msgspec.structs.replace(config, admission=admission)
         return smaller, f"{takes}, so admission.groups_per_step is lowered to {fewer}"
     return config, (
-        f"{takes}; what shortens it most: a lower admission.groups_per_step, or trials of fewer "
-        f"turns (trial.episodes = {config.trial.episodes}, the class's max_turns)"
+        f"{takes}; to shorten it, lower admission.groups_per_step, or let trials have fewer turns "
+        f"(trial.episodes = {config.trial.episodes}, the class's max_turns)"
     )

@@ -272,7 +272,7 @@ class _CopyMaker:
             if places:
                 rewards[-1] += discounts[-1] * turn.reward
                 # The last turn of a segment is the last of its trial or, without memory, of an
-                # episode: what the policy does there changes nothing that later episodes earn.
+                # episode: actions there do not change the rewards of later episodes.
                 discounts[-1] *= 0.0 if after is None else self._discount(turn, after)
         if not places:
             return None

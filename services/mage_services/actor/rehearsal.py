@@ -163,7 +163,7 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
     if isinstance(environment, ResetStep):
         # With "fresh" the user says that episodes of a task begin differently.
         compares = config.trial.repeats == "same"
-        # What another library's server can hold at once is not known.
+        # The number of episodes that another library's server can hold at once is not known.
         is_library = name.partition(":")[0] in LOADERS
         takes_turns = is_library or config.environment.most_open == 1
         return rehearsal(
