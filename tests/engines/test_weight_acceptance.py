@@ -31,7 +31,7 @@ RULES = Embedded(
     devices=[],
 )
 TIMES = 20
-REFUSAL = "actor-1: its engine is refused: weights of version 1 at"
+REFUSAL = "actor-1: weights of version 1 at"
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def read_checked(
     path: Path,
     read: Callable[[Path, WeightFingerprint | None], tuple[T, WeightFingerprint]],
 ) -> tuple[T, AcceptedWeights | None]:
-    """Read weights; if they are not what the learner published, read them once more.
+    """Read weights; if their fingerprint is not the learner's, read them once more.
 
     The second read is from a file, if the learner wrote one beside the manifest.
 
@@ -132,8 +132,8 @@ def loaded(version: int, receipt: AcceptedWeights | None) -> Loaded:
 
 
 def refusal(name: str, version: int, path: Path, reason: str) -> WeightsRefused:
-    """Return the error of weights that an engine refuses; `reason` is what is wrong with them."""
+    """Return the error about weights that an engine refuses for a `reason`."""
     return WeightsRefused(
-        f"{name}: its engine is refused: weights of version {version} at {path}, read twice, are "
-        f"not what the learner published: {reason}; {ADVICE}"
+        f"{name}: weights of version {version} at {path} were read twice and are not those that "
+        f"the learner published: {reason}; {ADVICE}"
     )

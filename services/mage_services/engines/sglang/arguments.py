@@ -65,7 +65,8 @@ def server_arguments(
 
 SPARE_TOKENS = 8
 """Number of tokens by which SGLang's context length, and its KV cache, must exceed the longest
-context that it serves: it refuses prompts of 6 tokens less than either, and cuts completions.
+context that it serves. SGLang refuses prompts that are only 6 tokens shorter than either, and cuts
+completions.
 """
 
 
@@ -88,7 +89,7 @@ def check_context_length(config: EngineConfig, directory: Path) -> None:
 
 
 def _num_positions(model: Mapping[str, Any]) -> int | None:
-    """Return the context length that SGLang derives from config.json; None if that has none."""
+    """Return the context length that SGLang derives from config.json; None if none is stated."""
     positions = model.get("max_position_embeddings")
     scaling = model.get("rope_scaling") or model.get("rope_parameters") or {}
     is_included = "original_max_position_embeddings" in scaling
@@ -100,7 +101,7 @@ def vocabulary(directory: Path) -> int:
     """Read the size of a model's vocabulary.
 
     Raises:
-        PolicyError: the directory has no config.json with it.
+        PolicyError: the directory has no config.json with a `vocab_size`.
     """
     try:
         return int(_model(directory)["vocab_size"])
@@ -171,7 +172,7 @@ def check(found: str) -> None:
     """Check that a version is supported.
 
     Raises:
-        ConfigError: it is not; the text names the supported range.
+        ConfigError: the version is not supported; the text names the supported range.
     """
     if not OLDEST <= release(found) <= NEWEST:
         oldest, newest = (".".join(map(str, end)) for end in (OLDEST, NEWEST))

@@ -107,9 +107,7 @@ class EngineWatchdog:
             reason = await self._run_once()
             self._num_deaths += 1
             if self._num_deaths > self._max_deaths or not self._has_served:
-                raise RunError(
-                    f"SGLang's process {reason}; what it printed is in this process's log"
-                )
+                raise RunError(f"SGLang's process {reason}; this process's log has its output")
             self.num_restarts += 1
             if self._num_deaths > 1:
                 await asyncio.sleep(min(60.0, BACK_OFF_S * 2 ** (self._num_deaths - 2)))
