@@ -82,7 +82,9 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def is_manifest(path: Path) -> bool:
-    """Return whether `path` is a manifest, whose weights must be requested; else it holds them."""
+    """Return whether `path` is a manifest, whose weights must be requested. Otherwise the path
+    holds the weights.
+    """
     return path.suffix == ".json"
 
 
@@ -187,8 +189,8 @@ class Receiver:
     def __init__(self, engine: str) -> None:
         self._engine = engine
         self._port, self._name, self._group = 0, "", None
-        """Port of the learner whose group this engine has joined, 0 before the first; the group's
-        name, and the group."""
+        """Port of the learner whose group this engine has joined, 0 if it is in none; the name of
+        the group; and the group."""
 
     def receive(self, manifest: Manifest) -> list[tuple[str, torch.Tensor]]:
         """Request a version and receive its tensors by name, on the CPU.
@@ -211,7 +213,7 @@ class Receiver:
                 raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
             return list(self._take(manifest))
         except RuntimeError as error:
-            # A group in which a broadcast failed sends no more; the learner leaves it too.
+            # After a failed broadcast the group can send nothing more; the learner leaves it too.
             self._leave()
             raise UnreadableWeights(f"weights of version {manifest.version}: {error}") from error
 

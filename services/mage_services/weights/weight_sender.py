@@ -44,8 +44,8 @@ class WeightSender(WeightFiles):
     """Keep published versions in memory, the newest on the learner's GPU, and send them to engines
     on request.
 
-    One thread receives the requests of all engines, and one for each engine sends to it. They are
-    daemons, which end with the process.
+    One thread receives the requests of all engines, and for each engine another thread sends
+    weights to it. The threads are daemons, which end with the process.
 
     Args:
         folder: Folder of the manifests, which announce versions to engines.
@@ -126,7 +126,7 @@ class WeightSender(WeightFiles):
             self._snapshots[version] = self._off_gpu(self._snapshots[version])
 
     def _remove_earlier(self, version: int) -> None:
-        """Delete what earlier learner processes of the run left of versions before this one.
+        """Delete the files of earlier versions that earlier learner processes of the run left.
 
         This version was evaluated and has no lease, so the evaluator, which reads versions in
         order, has read those before it.
@@ -183,8 +183,9 @@ class WeightSender(WeightFiles):
                 requests.put(None)
 
     def _serve(self, group: str) -> None:
-        """Join an engine's group, and send the versions that the engine requests, until that fails,
-        as a rule because the engine has died, or the engine has a new group. Then leave the group.
+        """Join an engine's group, and send the versions that the engine requests. Leave the group
+        when a send fails, most often because the engine has died, or when the engine has a new
+        group.
         """
         requests = self._queues[group]
         store = process_group = None

@@ -45,8 +45,8 @@ class WeightLeases:
         self._announced.setdefault(peer, []).append(version)
 
     def inherit(self, peer: str, newest: int) -> None:
-        """Give a peer the leases that `UNKNOWN_PEERS` holds of versions up to `newest`; like any
-        others, they end once the peer has loaded a version as new.
+        """Give a peer the leases that `UNKNOWN_PEERS` holds of versions up to `newest`. Each of
+        them ends, as usual, once the peer has loaded a version that is at least as new.
         """
         for version in self._announced.get(UNKNOWN_PEERS, ()):
             if version <= newest:
@@ -80,8 +80,8 @@ class WeightLeases:
 
 
 UNKNOWN_PEERS = "peers of an earlier learner process"
-"""Name under which versions are leased that an earlier learner process of the run has published.
-After a restart the learner does not know which of them its peers were told of, so each is kept
+"""Name that holds leases of the versions which an earlier learner process of the run published.
+After a restart the learner does not know which of them were announced to its peers, so each is kept
 until these peers have reported or count as gone.
 """
 
@@ -127,8 +127,8 @@ class WeightStore:
     def publications_before(self, newest: int) -> list[Publication]:
         """Return the announcements of the `lag` versions before `newest`, oldest first.
 
-        With them actors begin, after a restart of the learner too, with weights `lag` versions old.
-        A version is left out if its file is gone or the journal no longer knows it.
+        With these versions, actors can begin with weights `lag` versions old even after a restart
+        of the learner. A version is left out if its file is gone or the journal no longer knows it.
         """
         return [
             self.publication(version, self._digests[version])
@@ -312,8 +312,8 @@ class WeightFiles:
         return f"weights are published in {self._folder}"
 
     def announced_path(self, version: int) -> Path:
-        """Return the path that engines hear of: here, that of the weights; of a `WeightSender`,
-        that of a manifest.
+        """Return the path that is announced to engines: here the file of weights, and in a
+        `WeightSender` the manifest.
         """
         return self.weights_path(version)
 
