@@ -225,8 +225,8 @@ class Gateway:
         endpoints: list[EpisodeEndpoint] = []
         faults: list[TrialFault] = []
         try:
-            # No time limit: `fail` lets the timeout expire at once, which cancels the block from
-            # the task of a call.
+            # A timeout without a limit: `fail`, which runs in the task of a call, lets it expire
+            # and so cancels this block, which runs in another task.
             async with asyncio.timeout(None) as limit:
 
                 def fail(fault: TrialFault) -> None:
@@ -275,7 +275,7 @@ class Gateway:
         handle: Callable[[EpisodeEndpoint, bytes], Awaitable[web.Response]],
         request: web.Request,
     ) -> web.Response:
-        """Answer a request, or say in its protocol why not."""
+        """Answer a request, or return the reason for a refusal, in the request's protocol."""
         code, endpoint = None, None
         try:
             endpoint = self._endpoint_of(request)

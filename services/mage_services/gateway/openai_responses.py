@@ -35,13 +35,14 @@ class Item(msgspec.Struct, frozen=True):
     arguments: str = "{}"
     """Arguments of that call, as JSON."""
     call_id: str | None = None
-    """Id of that call; in an item of type "function_call_output" that of the call it answers."""
+    """Id of that call. In an item of type "function_call_output": id of the call whose result it
+    holds."""
     output: Content = None
     """Result of a call, in an item of type "function_call_output"."""
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    """State the form that the text of a response is to have."""
+    """State the form that the text of a response must have."""
 
     format: dict[str, Any] | None = None
     """Text, any JSON object, or JSON that follows a schema; None: text."""
