@@ -79,8 +79,8 @@ ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL.value})
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Program that turns into another one, which is killed with its parent. Arguments: the id of the
-parent, and the other program's command."""
+"""Program that asks to be killed with its parent, and then becomes another program (`execvp`).
+Arguments: the id of the parent, and the command of the other program."""
 _FRAME = re.compile(r' +File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """Line of a printed stack that names a file, a line and a function."""
 _STACK_LINE = re.compile(
@@ -163,7 +163,7 @@ class Channel(Generic[T]):
             self._writer.write(data)
 
     async def drain(self) -> None:
-        """Wait until most of what was sent has left this process."""
+        """Wait until most bytes of the messages that were sent have left this process."""
         await self._writer.drain()
 
     async def receive(self) -> T | None:
@@ -409,14 +409,14 @@ class ChildProcess(Generic[T]):
         return code
 
     def terminate(self) -> None:
-        """Ask the child and what it started to end (SIGTERM)."""
+        """Ask the child and the other processes of its group to end (SIGTERM)."""
         if self.is_running:
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the child and what it started in its session, even if the child itself has ended."""
+        """Kill the child and all other processes of its session, even if the child has ended."""
         self._signal(signal.SIGKILL)
-        _kill(members(self.pid))  # those in groups of their own, as the commands of an agent are
+        _kill(members(self.pid))  # processes in other groups, such as the commands of an agent
 
     def last_line(self) -> str:
         """Return the last line of the child's log, most often its error; "" if it has no log."""
@@ -451,7 +451,7 @@ class BlockingChild(Generic[T]):
         self.channel: BlockingChannel[T] = BlockingChannel(ours, kind, max_message_bytes)
 
     def kill(self) -> None:
-        """Kill the child and what it started, wait for its end and close the channel."""
+        """Kill the child and its descendants, wait for its end and close the channel."""
         if self.process.poll() is None:
             _kill([self.process.pid, *descendants(self.process.pid)])
         self.process.wait()
@@ -583,15 +583,15 @@ def descendants(pid: int) -> Iterator[int]:
 
 @contextmanager
 def ending_descendants() -> Iterator[None]:
-    """At the end of the block, or at SIGTERM, kill the processes that were started in it and still
-    run; at the end, print which. They would hold this process's stdout open, so that the reader of
-    a pipe would wait for them.
+    """Kill the processes that were started in the block and still run: at its end, where a line
+    names them, or at SIGTERM. They would hold this process's stdout open, so that the reader of a
+    pipe would wait for them.
     """
     before = {*descendants(os.getpid())}
 
     def terminate(number: int, frame: object) -> None:
         """Kill the processes that were started, and end this process as the signal would."""
-        for _ in range(NUM_KILLS):  # other threads may go on to start some
+        for _ in range(NUM_KILLS):  # other threads may start more processes meanwhile
             if not (left := _left_since(before)):
                 break
             _kill(left)
@@ -659,8 +659,9 @@ def end_of_log(log: Path, num_bytes: int = LOG_BYTES) -> str:
 
 
 def place_in_foreign_code(log: Path) -> str:
-    """Return the place at which a process was in code of neither this program nor a library, by the
-    stacks that `faulthandler` printed at the end of its log; "" if there is none.
+    """Return file, line and function of a user's code that a process was executing, from the stacks
+    that `faulthandler` printed at the end of its log; "" if all code in them is of this program or
+    of libraries.
     """
     lines = end_of_log(log).splitlines()
     stacks = takewhile(lambda line: _STACK_LINE.match(line), reversed(lines))
@@ -683,8 +684,8 @@ def last_line(log: Path) -> str:
 
 @contextmanager
 def waiting_notice(what: str) -> Iterator[None]:
-    """Within the block, print to stderr every `WAIT_NOTICE_S` seconds that `what` is waited for.
-    Needs a running event loop.
+    """Print a line to stderr every `WAIT_NOTICE_S` seconds within the block, which waits for
+    `what`. Needs a running event loop.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 # The trainer is one thread on the critical path of a run: a delay of the trainer delays every step.
 # An actor that waits a little still has its groups played before they are needed. So actors have a
-# lower priority than the learner, and the evaluator a lower one than both, as have processes that
-# only watch a run: its trackers, and the index of `mage view`. With enough cores priorities change
-# nothing.
+# lower priority than the learner. The evaluator, and processes that only watch a run (its trackers,
+# and the indexer of `mage view`), have a lower priority than both. With enough cores priorities
+# change nothing.
 ACTOR, EVALUATOR, WATCHER = 10, 15, 15
 """Niceness of actors, of the evaluator, and of processes that only watch a run. Of two processes on
 one core, the one whose niceness is higher by 10 gets about a tenth of the core.

@@ -76,7 +76,7 @@ THREADS_END_S = 1.0
 NUM_WAITS = 10
 """Number of waits into which `in_time` divides the time of an item."""
 LOOK_S = 10.0
-"""Seconds between two checks whether a call hangs that is made without an event loop."""
+"""Seconds between two checks of the calls that are made without an event loop: does one hang?"""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -227,8 +227,8 @@ class RunFiles:
     async def bring(self, path: Path) -> Path:
         """Return the path of a file or folder of the run on this machine; wait until it is copied.
 
-        After a cancellation the answer still comes. A later call takes it as its own if it is for
-        the same path, and ignores it otherwise.
+        After a cancellation the answer still comes. A later call uses that answer if it is for the
+        same path, and ignores it otherwise.
 
         Raises:
             RunError: the run has no such file any more, or this process's keeper has ended.
@@ -387,7 +387,7 @@ async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
         if not received:
             raise
     finally:
-        # uvloop leaves its handler when it is closed: Ctrl-C would do nothing from then on.
+        # The handlers stay when uvloop is closed, and Ctrl-C would do nothing from then on.
         for number in handled:
             loop.remove_signal_handler(number)
     return received[0] if received else None
@@ -467,8 +467,8 @@ class TimeAccounting:
 def append_lines(file: Path, records: Iterable[dict[str, Any]]) -> None:
     """Append each record as a JSON line to a file of the run. Waits while another process appends.
 
-    An unfinished last line, which a full disk or a kill leaves, is cut off first: appended to it,
-    the next line could not be read.
+    An unfinished last line, which a full disk or a kill leaves, is cut off first. Otherwise the
+    next line would be appended to it, and could not be read.
     """
     data = "".join(json.dumps(record) + "\n" for record in records).encode()
     with file.open("ab+") as out:
@@ -489,10 +489,12 @@ def _end_of_lines(file: BinaryIO) -> int:
 
 @cache
 def coroutine_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop, in a thread of its own, of all coroutines of users' classes in this
-    process: what the objects of a class share, such as an HTTP client, belongs to one loop.
+    """Return the event loop in which all coroutines of users' classes in this process run, in a
+    thread of its own. There is one loop, because the objects of a class may share something that
+    belongs to a loop, such as an HTTP client.
 
-    `coroutine_loop.cache_clear()` abandons a loop that a coroutine blocks; later ones get another.
+    `coroutine_loop.cache_clear()` abandons a loop that a coroutine blocks; the next call starts
+    another.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="coroutines", daemon=True).start()
@@ -503,8 +505,11 @@ def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine of `Call.now` to its end."""
 
     async def caught() -> tuple[Any, BaseException | None]:
-        """Await it; an exception such as `SystemExit` would end the event loop."""
-        # Play that the garbage collector ends on this loop must not wait for the loop.
+        """Return the result of `work`, or its exception: one such as `SystemExit`, if raised here,
+        would end the event loop.
+        """
+        # The garbage collector may close an abandoned play while this code runs. Its call of
+        # `close` must not wait for this loop, which would then wait for itself.
         run_coroutine.set(None)
         try:
             return await work, None
@@ -544,12 +549,13 @@ def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
     try:
         while True:
             for _ in range(NUM_WAITS):
-                # A stop of the process takes one of the waits, however long it is.
+                # If the process is stopped, only one of these waits expires, however long the stop
+                # is.
                 with suppress(Empty):
                     item = found.get(timeout=seconds / NUM_WAITS)
                     break
             else:
-                coroutine_loop.cache_clear()  # what is late may block it
+                coroutine_loop.cache_clear()  # the late item may block that loop
                 return
             if isinstance(item, Exception):
                 raise item
@@ -584,14 +590,16 @@ def unless_a_call_hangs(
 
 
 async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[str], None]) -> T:
-    """Await what a function returns, as `unless_a_call_hangs` does; cancellation abandons it."""
+    """Run a function in a daemon thread, and await its result, as `unless_a_call_hangs` does.
+    Cancellation abandons the thread.
+    """
     loop, num_looks = asyncio.get_running_loop(), Counter[int]()
     # A future cannot hold every exception.
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     hung = list(made_now.values())  # of functions that were abandoned before
 
     def run() -> None:
-        """Run the function, and hand over what it returns or raises."""
+        """Run the function, and hand over its result or exception."""
         value, error = None, None
         run_coroutine.set(_run_coroutine)
         try:
@@ -620,7 +628,7 @@ async def watched(function: Callable[[], T], deadline_s: float, say: Callable[[s
             # At the first look a call may just have begun.
             waited_s = (num_looks[key] - 1) * look_s
             if waited_s >= deadline_s:
-                coroutine_loop.cache_clear()  # the call may block it
+                coroutine_loop.cache_clear()  # the call may block that loop
                 raise call.overdue(deadline_s)
             if waited_s:
                 say(

@@ -87,7 +87,7 @@ def _place(file: Path) -> str:
         described = Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text()
     mount = re.search(r"^mnt_id:\s*(\d+)", described, re.M)
     mounts = Path("/proc/self/mountinfo").read_text()
-    # A sandbox may show no mounts, or others.
+    # A sandbox may show no mounts, or other mounts.
     found = mount and re.search(rf"^{mount[1]} \d+ (\d+):(\d+) ", mounts, re.M)
     return f":{int(found[1]):02x}:{int(found[2]):02x}:{node}" if found else f":{node}"
 

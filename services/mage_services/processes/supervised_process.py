@@ -139,7 +139,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
     _ending: asyncio.Task[None]
     """Task that waits for the end of the process, and ends the processes that it left running."""
     _log_bytes = 0
-    """Number of bytes in the log when the first note on its silence asked for its stacks."""
+    """Number of bytes in the log when the process, silent for `NOTICE_S`, was asked to print its
+    stacks."""
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> Self:  # type: ignore[override]

@@ -126,7 +126,7 @@ class Supervisor:
     _num_restarts: dict[str, int] = field(default_factory=dict)
     """By process: its failures in a row, which count against `supervision.max_restarts`."""
     _num_early_ends: dict[str, int] = field(default_factory=dict)
-    """By process: number of its ends before `HEALTHY_S` in a row, less one."""
+    """By process: number of its ends before `HEALTHY_S` in a row, not counting the first."""
     _progress: int = 0
     """Number of events in `PROGRESS` so far, of all processes."""
     _long_logs: set[str] = field(default_factory=set)
@@ -204,7 +204,8 @@ class Supervisor:
             was_healthy = time.monotonic() - began > HEALTHY_S
             if (made_progress and was_healthy) or (is_from_outside and self._progress > progress):
                 self._num_restarts[spec.name] = 0
-            # The first end counts as 0 and the second as 1: two kills in a row need no pause yet.
+            # The first early end counts as 0, and the second as 1, after which `_back_off` does not
+            # pause yet.
             num_early = 0 if was_healthy else self._num_early_ends.get(spec.name, -1) + 1
             self._num_early_ends[spec.name] = num_early
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
@@ -381,9 +382,9 @@ class Supervisor:
 def _advice(spec: ProcessSpec, failure: _Failure) -> str:
     """Return what to do about a process that ended without a reason; "" if it gave one.
 
-    A process that fails exits with a positive code and a reason. One that foreign code of the
-    environment ends has a signal's code, or 0: then the advice is to play the environment in a
-    process of its own (`OWN_PROCESS`).
+    A process that fails exits with a positive code and a reason. If foreign code of the environment
+    ends the process, its code is that of a signal, or 0: then the advice is to play the environment
+    in a process of its own (`OWN_PROCESS`).
     """
     if failure.code == -signal.SIGKILL and not failure.was_silent:
         return OUT_OF_MEMORY + FEWER_ACTORS + (SMALLER_STEP if spec.name == "learner" else "")
