@@ -224,7 +224,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 @dataclass(slots=True)
 class Leases:
-    """Limit how many objects of a user's class are open at once, and for how long unused.
+    """Limit how many objects of a user's class are open at once, and how long they stay unused.
 
     An open object has a lease, from before its `reset` to the end of its `close`. Leases are
     granted in the order of the calls. All methods are called on one event loop.

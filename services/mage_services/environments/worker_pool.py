@@ -13,7 +13,7 @@ current and all later calls of its episodes fail; another process is started for
 A message holds text, numbers and lists only: `UserObject` converts what a class returns.
 
 `WorkerPool` runs in the actor. `Server` and all below it run in the worker process, which ends with
-its actor. What a class prints goes to the actor's log.
+its actor. Text that a class prints goes to the actor's log.
 """
 
 import asyncio
