@@ -206,7 +206,7 @@ def test_a_budget_that_has_no_room_for_a_batch_ends_the_learner_with_the_numbers
         site.coordinator.open(publication(STEPS))
         await site.connect()
         site.coordinator.tick()  # the grants alone have filled the journal
-        says = r"max_bytes is 1,000.* of step 5, frees none: .* Multiply journal.max_bytes by 4"
+        says = r"max_bytes is 1,000.* of step 5, frees no space: .* Multiply journal.max_bytes by 4"
         with pytest.raises(DeterministicFailure, match=says):
             async with asyncio.timeout(10):
                 await loop_of(startup, site, begun)._batch()

@@ -235,7 +235,7 @@ def _new_concurrency(config: Config) -> Concurrency:
 
 
 def open_journal_file(startup: Startup, prepared: Prepared, header: SegmentHeader) -> JournalFile:
-    """Begin a new segment of the journal, behind those of earlier processes of the run."""
+    """Begin a new segment of the journal, after those of earlier processes of the run."""
     limits = startup.config.journal
     journal = JournalFile(startup.run.journal, prepared.segments, header, limits.max_bytes)
     # An earlier process may have been killed between a checkpoint and the deletion of segments.

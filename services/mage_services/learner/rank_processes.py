@@ -30,8 +30,8 @@ from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, t
 MODULE = "mage_services.learner.rank_worker"
 """The module that the processes of ranks 1, 2, … run."""
 MAX_ORDER_BYTES = 2**32 - 1
-"""Largest number of bytes of an order: the most that the 32-bit length of a frame can state. Orders
-are that large because that of a step holds a rank's share of a whole batch."""
+"""Largest number of bytes of an order: the most that the 32-bit length of a frame can state. The
+order to train a step is large, because it holds a rank's share of a whole batch."""
 POLL_S = 1.0
 """Seconds between two checks whether a rank has ended."""
 PATIENCE_S = 1.0
@@ -47,7 +47,8 @@ class Ready(msgspec.Struct, frozen=True):
 class RankProcesses(AbstractContextManager["RankProcesses"]):
     """Own the processes of ranks 1 to `learner.ranks` - 1; with one rank there are none.
 
-    Use it as a context manager: if a rank has ended, leaving the context raises why.
+    Use it as a context manager. If a rank has ended, the exit of the context raises an error that
+    names the rank.
     """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
@@ -98,8 +99,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         try:
             if error is None:
                 self._end()
-            # torch reports a rank that has ended as an unclear connection error; if a rank has
-            # ended, raise that instead. A MageError says itself why the learner ends.
+            # If a rank has ended, torch raises a connection error that does not name it, so the end
+            # of the rank is raised instead. A MageError names its own cause.
             elif isinstance(error, Exception) and not isinstance(first_failure(error), MageError):
                 self._check(PATIENCE_S)
         finally:

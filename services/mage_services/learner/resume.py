@@ -188,9 +188,9 @@ def recover(
     if ledger.version < version:
         raise DeterministicFailure(
             f"{training.run.journal} ends at step {ledger.version}, the newest checkpoint is of "
-            f"step {version}: restore the journal, or remove it to go on without what it held"
+            f"step {version}: restore the journal, or remove it to go on without its trials"
         )
-    # Replay has set the configuration of each journaled step; from here on the run's own holds.
+    # Replay has set the configuration of each journaled step. From here on, use the run's own.
     training.adopt(training.config)
     methods.adopt(training.config)
     # Groups in flight were granted under the old configuration, with other tasks or sampling, or

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 
 COPY = "a copy of the weights"
-"""Name of a publication, or of a checkpoint of several ranks, in errors of a lack of memory."""
+"""Subject of the error if the memory does not suffice for a publication, or for a checkpoint of
+several ranks."""
 
 
 class Training:
@@ -76,8 +77,8 @@ class Training:
         """Number of versions that this process has copied for publication: the one that it began
         with, and that of each new step. Steps of the journal that it trained again do not count."""
         self._base: AdapterBase | None = None
-        """What published adapters are added to; None before the first, and if whole weights are
-        published."""
+        """The base that published adapters are added to; None before the first publication, and if
+        whole weights are published."""
         self.counters = counters
         """Counters of the checkpoint that was loaded: `next_grant`, `train_s`, `totals`, and
         `digest` if several ranks wrote it. Empty without a checkpoint."""
@@ -123,8 +124,8 @@ class Training:
         return training
 
     def check_whole(self, checkpoint: Path) -> None:
-        """Compare the weights with the digest in a checkpoint that several ranks wrote. One of a
-        single rank has no digest.
+        """Compare the weights with the digest in a checkpoint that several ranks wrote. A
+        checkpoint of a single rank has no digest.
 
         Raises:
             RunError: the weights have another digest.
@@ -217,8 +218,8 @@ class Training:
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
     def limited_memory(self, what: str = "") -> AbstractContextManager[None]:
-        """Return this module's `limited_memory` for this run, in which a step is trained or weights
-        are copied.
+        """Return the context in which a step of this run is trained or its weights are copied:
+        `limited_memory` of this module.
 
         Args:
             what: What needs the memory; empty for the next step.

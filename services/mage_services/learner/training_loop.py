@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 #                                durable, earlier segments of the journal may be deleted
 
 GOODBYE_PATIENCE_S = 5.0
-"""A learner that has finished waits for peers that have not said Hello yet, until this many seconds
-after training began, to send them a Goodbye. Only a shorter run waits, such as that of a restarted
-learner with almost nothing left to train."""
+"""Seconds after the beginning of training until which a learner that has finished waits for peers
+that have not said Hello yet, in order to send them a Goodbye. Only a learner that ends earlier
+waits, such as a restarted one with almost nothing left to train."""
 PARITY_PATIENCE_S = 5.0
 """Seconds to wait, after the last step, for a group sampled with the last weights."""
 
@@ -161,7 +161,7 @@ class TrainingLoop:
         if self._journal.is_over_budget() and not is_last:
             raise DeterministicFailure(
                 f"{self._journal.why_full()}, but the newest checkpoint, of step "
-                f"{self._checkpoint_version}, frees none: the trials of "
+                f"{self._checkpoint_version}, frees no space: the trials of "
                 f"{self._config.admission.max_staleness + 2} steps do not fit. Multiply "
                 "journal.max_bytes by 4 or more, then --resume"
             )
@@ -261,7 +261,7 @@ class Publisher:
         self._offered.put_nowait((snapshot, digest))
 
     async def run(self) -> None:
-        """Publish what is offered. If cancelled, a write that has begun is finished.
+        """Publish the offered versions. If cancelled, a write that has begun is finished.
 
         Raises:
             RunError: weights could not be written, for another reason than a full disk.
