@@ -30,7 +30,7 @@ def printing() -> Iterator[None]:
             raise
         _discard(sys.stdout)
     except OSError as error:
-        from mage_async.policy.full_disk import lacks_space  # for a command that fails alone
+        from mage_async.policy.full_disk import lacks_space  # only a command that fails needs it
 
         if not lacks_space(error):
             raise
@@ -60,7 +60,7 @@ class LastingOutput:
     """Write to a stream, and raise no error if that fails.
 
     Args:
-        on_failure: Called with why that fails, once until the next success.
+        on_failure: Called with the reason of a failure, once until the next success.
     """
 
     def __init__(self, stream: TextIO, on_failure: Callable[[str], None]) -> None:
@@ -76,7 +76,7 @@ class LastingOutput:
         return len(text)
 
     def flush(self) -> None:
-        """Write what waits in the buffer of the stream."""
+        """Flush the buffer of the stream."""
         with self._reporting():
             self._stream.flush()
             if self.failure:
@@ -136,13 +136,13 @@ def _say_on_stderr(failure: str) -> None:
 
 
 def _has_reader(stream: TextIO) -> bool:
-    """Return whether what a stream writes can still be read by somebody."""
+    """Return whether the output of a stream still has a reader."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)  # the system reports errors and hang-ups in any case
     return not poll.poll(0)
 
 
 def _discard(stream: TextIO) -> None:
-    """Discard what a stream writes from now on."""
+    """Discard all further output of a stream."""
     # Python flushes stdout once more at its end, which would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

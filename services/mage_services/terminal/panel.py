@@ -43,8 +43,8 @@ STATE_STYLES = {
     "no grant": "orange3",
     "no fresh weights": "gold3",
 }
-"""Colours of states. Work has a colour of its own; waiting is amber, or grey as all other states
-are.
+"""Colours of states. Each kind of work has a colour of its own; states of waiting are amber, or
+grey like all states that are not listed.
 """
 OTHER_STATE_STYLE = "grey62"
 """Style of states of processes without a style of their own."""
@@ -272,7 +272,9 @@ def _figures(state: RunState) -> RenderableType:
 
 
 def _processes(state: RunState, width: int) -> RenderableType:
-    """Return a line for each process, with a bar and the largest parts of its last seconds."""
+    """Return a line for each process: how it spent its last seconds, as a bar of all states, and as
+    figures of the three longest.
+    """
     causes = Column(no_wrap=True, overflow="ellipsis")
     grid = Table.grid(Column(min_width=9), Column(), causes, padding=(0, 1))
     bar_width = max(10, (width - 56) // 2)

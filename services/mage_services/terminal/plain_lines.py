@@ -24,8 +24,8 @@ EVERY_STEPS = 10
 EVERY_S = 5.0
 """Seconds after which plain lines show a step, even if fewer steps were trained."""
 MOST_NUMBERS = 6
-"""Up to this many episodes, a plain line has every return; of more it has the first, the last and
-the mean."""
+"""Largest number of episodes of which a plain line has every return. Of more episodes it has the
+first return, the last and the mean."""
 QUIET_S = 20.0
 """Seconds without a line about a step or a phase after which a line says what the run waits for."""
 
@@ -78,7 +78,7 @@ class PlainView:
         self.line(f"environment={config.environment.name} seed={config.seed} run_dir={run.root}")
 
     def event(self, process: str, event: Event) -> None:
-        """Handle an event of a process, and print what is worth a line."""
+        """Handle an event of a process, and print the lines that it calls for."""
         now, phase = self._clock(), self._state.phase
         self._state.take(process, event, now)
         if self._state.phase != phase:
