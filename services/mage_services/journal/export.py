@@ -269,7 +269,7 @@ configs:
     path: data/train.parquet
 ---
 
-Trials of a run of mage_async, a row each; `docs/why_a_turn.md` explains the columns.
+Trials of a run of mage_async, one per row; `docs/why_a_turn.md` explains the columns.
 """
 """Text of an export's `README.md`, a dataset card of the Hugging Face hub."""
 

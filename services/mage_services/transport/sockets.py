@@ -62,7 +62,7 @@ def ipc_address(run_dir: Path) -> str:
         if len(os.fsencode(directory / "work")) > MAX_SOCKET_PATH_BYTES:
             directory = Path(tempfile.mkdtemp(prefix="mage-"))
             _LOG.warning(
-                "sockets are in %s: the path of %s is too long for one", directory, run_dir
+                "sockets are in %s: the path of %s is too long for a socket", directory, run_dir
             )
         directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
@@ -170,7 +170,7 @@ def content_of(frame: zmq.Frame) -> Frame:
 
 
 def check_free(address: str) -> None:
-    """Bind an address for a moment, so that one in use is refused before any process starts.
+    """Bind an address for a moment, so that an address in use is refused before any process starts.
 
     Raises:
         RunError: as `bind`.

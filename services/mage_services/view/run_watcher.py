@@ -66,8 +66,9 @@ def _state(run: RunDirectory, known: WatchedState) -> WatchedState:
     """Return the state of a run, or `known`, the last one, if its files cannot be read now."""
     try:
         files = tuple(map(file_state, _watched_files(run)))
-        # A process that takes the lock writes files, so only the release has to be looked for: the
-        # supervisor may have been killed, after which no file changes.
+        # A process that takes the lock also writes files, which shows above. But if the supervisor
+        # is killed, the lock is released and no file changes. So the lock of a running run is read
+        # at every scan.
         if files == known.files and not known.is_running:
             return known
         return WatchedState(files, is_held(run.lock))

@@ -64,7 +64,7 @@ def refusal(request: web.Request, token: str) -> str:
     if host.rsplit(":", 1)[0] not in OWN_NAMES:
         return "This server answers on its own machine alone, as 127.0.0.1 or localhost."
     if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
-        return "This server answers its own pages alone, and this request is of another site."
+        return "This server answers its own pages alone, and this request comes from another site."
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return "Open the printed address by itself: links on other sites are refused."
     token_in_path = request.path.split("/", 2)[1]
@@ -267,7 +267,7 @@ def bound_socket(port: int) -> socket.socket:
         is_taken = number == errno.EADDRINUSE
         # `str(error)` would repeat the address, so only the text of its number is used.
         why = "is in use" if is_taken else f"cannot be used: {os.strerror(number)}"
-        text = f"port {port} of {HOST} {why}; choose another with --port, or none"
+        text = f"port {port} of {HOST} {why}; choose another with --port, or leave --port out"
         raise RunError(text) from error
 
 

@@ -212,7 +212,7 @@ def step(request: PageRequest) -> Markup:
         )
         metrics, groups = reader.step(number), reader.groups_of(number)
         listed = reader.trials_of([group.number for group in groups])
-    # Whatever steps the query names: this page is of one step.
+    # This page shows one step, even if the query names others.
     wanted = replace(TrialFilter.of(request, 0, 0), first=number, last=number)
     page = f"{frame.home}step/{number}"
     kept, bars = select(listed, wanted, page)
