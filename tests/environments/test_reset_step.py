@@ -487,7 +487,8 @@ def test_a_rehearsal_is_played_again_a_few_times_alone(
     write: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollout, "RETRY_PAUSE_S", 0.0)
-    step = "        raise RuntimeError(f'no answer of {object()}')"  # never the same sentence
+    # never the same sentence
+    step = "        raise RuntimeError(f'no answer at {__import__(\"time\").perf_counter_ns()}')"
     config, said = write(own(f"    def step(self, action):\n{step}"), *PRETRAINED), list[str]()
     with pytest.raises(ConfigError, match=r"'own:Own': after 4 tries: .* raised RuntimeError"):
         asyncio.run(rehearse(config, "own:Own", environment_of(config), said.append))
