@@ -257,7 +257,7 @@ def check(config: Config) -> None:
     """Refuse a configuration that its types allow and that cannot work, before any process starts.
 
     Raises:
-        ConfigError: with the key, its value and what to write instead.
+        ConfigError: the message has the key, its value and what to write instead.
     """
     check_keys(config)
     check_context_length(config)

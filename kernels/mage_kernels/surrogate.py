@@ -37,7 +37,7 @@ class Surrogate:
         """Check the parameters.
 
         Raises:
-            ValueError: one is out of range.
+            ValueError: a parameter is out of range.
         """
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ValueError(

@@ -79,8 +79,8 @@ def note_on_staleness(config: Config, method: str | None) -> str:
 
     The presets of synchronous algorithms have no correction.
     """
-    asked = PRESETS.get(method or "", {}).get("learner.correction.kind")
-    if config.admission.most_stale == 0 or not asked == config.learner.correction.kind == "none":
+    wanted = PRESETS.get(method or "", {}).get("learner.correction.kind")
+    if config.admission.most_stale == 0 or not wanted == config.learner.correction.kind == "none":
         return ""
     return (
         f"--method {method}: stale tokens are trained on as if they were fresh; --set "

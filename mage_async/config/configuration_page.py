@@ -300,5 +300,5 @@ def in_words(hint: Any) -> str:
 def _bounds(meta: Meta) -> str:
     if meta.pattern:
         return f"matching `{meta.pattern}`"
-    said = ((word, getattr(meta, name)) for name, word in BOUND_WORDS.items())
-    return ", ".join(f"{word} {value:g}" for word, value in said if value is not None)
+    bounds = ((word, getattr(meta, name)) for name, word in BOUND_WORDS.items())
+    return ", ".join(f"{word} {value:g}" for word, value in bounds if value is not None)

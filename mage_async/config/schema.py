@@ -418,7 +418,7 @@ def check_widths(policy: Policy) -> None:
     no multiple of `kv_heads`.
 
     Raises:
-        ConfigError: with the keys and their values.
+        ConfigError: the message has the keys and their values.
     """
     if not isinstance(policy, Tiny):
         return
@@ -661,7 +661,7 @@ def check_installed(learner: Learner) -> None:
     """Refuse 8-bit moments if torchao is not installed.
 
     Raises:
-        ConfigError: with the command that installs it.
+        ConfigError: torchao is not installed; the message has the command that installs it.
     """
     if learner.optimizer_state == "8bit" and find_spec("torchao") is None:
         raise ConfigError(

@@ -35,5 +35,5 @@ class Variant(Section, frozen=True, tag_field="kind"):
             config: the whole `Config` that this table is part of.
 
         Raises:
-            ConfigError: with the key, its value and what to write instead.
+            ConfigError: the message has the key, its value and what to write instead.
         """

@@ -695,11 +695,11 @@ def idle_warm_start(records: RunRecords) -> Sightings:
     """The warm start has taught nothing: its loss, or the ratio of its gate, has not fallen, or the
     policy that was cloned from win-stay, lose-shift earns no more than random play.
     """
-    warm, said = records.config.warm_start, records.warm_start
-    if warm is None or not said:
+    warm, recorded = records.config.warm_start, records.warm_start
+    if warm is None or not recorded:
         return
-    if said["fault"]:
-        yield Sighting(said["fault"], remedy=said["cure"])
+    if recorded["fault"]:
+        yield Sighting(recorded["fault"], remedy=recorded["cure"])
         return
     # A script may explore at random, and a policy without memory cannot repeat what paid.
     if not isinstance(warm, FromWinStay) or records.config.trial.memory == "none":

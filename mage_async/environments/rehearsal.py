@@ -168,7 +168,7 @@ def whole_rehearsal(name: str, environment: Environment) -> Rehearsal:
     Its declarations must have passed `check_declared`.
 
     Raises:
-        ConfigError: it does not behave as declared.
+        ConfigError: the environment does not behave as declared.
         CallFault: a call failed.
     """
     rehearsal = _WholeRehearsal(name, environment)

@@ -385,7 +385,7 @@ class UserObject(Callee):
         """Return the actions that the class lists now; None if it lists none.
 
         Raises:
-            CallFault: they are no list of texts.
+            CallFault: the class's `legal_actions` are no list of texts.
         """
         listed = self._optional("legal_actions")
         if listed is None:
@@ -718,7 +718,7 @@ class ResetStep(Environment):
         """Return the class's known values, if it has some.
 
         Raises:
-            ConfigError: they are no numbers by name.
+            ConfigError: the class's `references` are no numbers by name.
         """
         own = self._optional("references", {}, split, num_episodes)
         call = f"references({split!r}, {num_episodes})"

@@ -5,7 +5,7 @@ engine does not implement is refused, because a model with a wrong rotation or w
 window would be wrong silently.
 
 The families are Llama's relatives. They differ in where a layer normalises (before attention and
-MLP, behind them, or both), in the activation of the MLP, and in what a token of a layer sees.
+MLP, after them, or both), in the activation of the MLP, and in what a token of a layer sees.
 """
 
 import math

@@ -161,8 +161,8 @@ class Scheduler:
         """Queue a prompt for the next forward.
 
         Raises:
-            ContextFull: it leaves no room for a completion.
-            RunError: it cannot be served; the text says why.
+            ContextFull: the prompt leaves no room for a completion.
+            RunError: the prompt cannot be served; the message says why.
         """
         if prompt.context in self._waiting or self._cache.slot(prompt.context) in self._running:
             raise RunError(

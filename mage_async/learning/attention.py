@@ -114,7 +114,7 @@ def packed_attention(
     if unknown := [name for name in others.keys() - WITHOUT_EFFECT if others[name] is not None]:
         raise PolicyError(
             f"{type(module).__name__} asks for {', '.join(sorted(unknown))}, which attention over "
-            "packed sequences does not know: take a model without"
+            "packed sequences does not have: choose a model without that"
         )
     rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     (_, longest), opening = boundaries.shape, boundaries.opening
@@ -309,7 +309,8 @@ class Extents:
     copies: torch.Tensor | None = None
     """int64 [S + 1, P]: indices of the copies of the opening's keys; None without an opening."""
     own: torch.Tensor | None = None
-    """int64 [T - P]: indices of the keys of all tokens behind the opening; None without one."""
+    """int64 [T - P]: indices of the keys of all tokens after the opening; None if there is no
+    opening."""
 
     @staticmethod
     def of(lengths: torch.Tensor, opening: int = 0) -> "Extents":
@@ -355,7 +356,7 @@ def attend_by_kernel(
         extents.most_queries,
         extents.most_keys,
         scale=scale,
-        # Keys before a token (-1: all), and behind it.
+        # Number of keys before a token (-1: all), and after it.
         window_size=(window - 1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )

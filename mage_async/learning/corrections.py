@@ -116,7 +116,7 @@ class Correction(Variant):
         run.
 
         Raises:
-            ConfigError: as `checked`; or a loss is not finite, or none has a gradient.
+            ConfigError: as `checked`; or a loss is not finite, or no loss has a gradient.
         """
         import torch
 

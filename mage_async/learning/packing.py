@@ -420,7 +420,7 @@ class TokenRow:
     """The targets that were drawn from sets of allowed tokens; None: there are none."""
     shifts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     """int64 [S]: for each sequence, index in the row minus position in the sequence, of the tokens
-    behind the shared opening."""
+    after the shared opening."""
 
     @classmethod
     def of(
@@ -491,7 +491,7 @@ def _put(device: torch.device, values: np.ndarray) -> Tensor:
 
 def _index(places: np.ndarray, opening: int, shift: int) -> np.ndarray:
     """Turn positions in a sequence into indices in the row, where the opening stands once, at the
-    beginning, and the tokens behind it are shifted: int64 [n].
+    beginning, and the tokens after it are shifted: int64 [n].
     """
     return np.where(places < opening, places, places + shift)
 

@@ -77,7 +77,7 @@ def check_two_adapters(key: str, config: Config) -> None:
         key: name of the boolean key that turns the two roles on; the error names it.
 
     Raises:
-        ConfigError: with the first problem and its remedy.
+        ConfigError: the message has the first problem and its remedy.
     """
     others = overriding(config, "self_play_share")
     for problem, is_there, remedy in (
@@ -147,7 +147,7 @@ class Method:
         Called once, before any process starts.
 
         Raises:
-            ConfigError: with the key, its value, and what to write instead.
+            ConfigError: the message has the key, its value, and what to write instead.
         """
 
     # Groups and their trials.
@@ -353,7 +353,7 @@ class Methods:
         with which it cannot work.
 
         Raises:
-            ConfigError: with the problem and its remedy.
+            ConfigError: the message has the problem and its remedy.
         """
         own = [name for name in self._methods if _overrides(method_class(name), "trainer")]
         if len(own) > 1:

@@ -231,7 +231,7 @@ VALUE_CHARACTERS = 6
 def _label_width(series: Sequence[Series]) -> float:
     """Return the width that the longest label needs."""
     longest = max((len(line.short_label) for line in series), default=0)
-    # `templates/chart.svg` begins labels 15 units behind the plot; 7 more stay free at the edge.
+    # `templates/chart.svg` begins labels 15 units right of the plot; 7 more stay free at the edge.
     return 22 + CHARACTER_WIDTH * (longest + VALUE_CHARACTERS)
 
 

@@ -127,8 +127,8 @@ def _write(
             directory.symlink_to(source, target_is_directory=True)
         return origin
     end = _clone(config, examples, source, directory, report)
-    said = {"origin": origin, "fault": end.fault, "cure": end.cure}
-    (directory / WARM_START).write_bytes(msgspec.json.encode(said))
+    record = {"origin": origin, "fault": end.fault, "cure": end.cure}
+    (directory / WARM_START).write_bytes(msgspec.json.encode(record))
     if rule is not None:
         (directory / WIN_STAY_RULE).write_bytes(msgspec.json.encode(rule))
     if warm.cache:

@@ -94,7 +94,7 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     if missing := sorted(found["missing_keys"]):
         raise PolicyError(
             f"{directory}: {len(missing)} weights are in no file, {missing[0]} first: "
-            "take a whole model directory"
+            "name a directory with all files of the model"
         )
     policy: PreTrainedModel = model.to(device)
     policy.train()
@@ -171,7 +171,7 @@ def check_trainable(directory: Path) -> PreTrainedModel:
 
 @contextmanager
 def as_policy_error(source: str) -> Iterator[None]:
-    """Turn what transformers raises for a model that it cannot build into one line.
+    """Turn an error of transformers about a model that it cannot build into one line.
 
     Raises:
         PolicyError: transformers cannot build the model; the message begins with `source`.
@@ -198,7 +198,8 @@ def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
     if found:
         raise PolicyError(
             f"{source}: {config.model_type} cannot be trained on packed sequences because of "
-            f"its {', '.join(sorted(found))}; take a model without, of type {', '.join(TRAINABLE)}"
+            f"its {', '.join(sorted(found))}; choose a model without that, of type "
+            f"{', '.join(TRAINABLE)}"
         )
 
 

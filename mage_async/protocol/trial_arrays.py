@@ -239,7 +239,7 @@ def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -
     bits = np.frombuffer(arrays[2], np.uint8)
     # The last byte has `total % 8` used bits, from the highest one on; the others must be 0.
     if total % 8 and bits[-1] & (0xFF >> total % 8):
-        raise WireError("mask has bits set behind the last token")
+        raise WireError("mask has bits set after the last token")
     sampled = np.unpackbits(bits, count=total).view(bool)
     allowed = iter(_read_allowed(header, arrays, tokens, sampled, limits))
     trials = []

@@ -448,8 +448,8 @@ class AgentRun:
             )
             shown = shown.partition(stop)[0]
         # A call that thinking quotes is not made.
-        said = outside_thinking(self._chat.opened_thinking(completion) + shown)
-        calls = parse_calls(said) if pending.policy_call.tools else []
+        without_thinking = outside_thinking(self._chat.opened_thinking(completion) + shown)
+        calls = parse_calls(without_thinking) if pending.policy_call.tools else []
         read = tuple(
             (call.name, json.dumps(call.arguments)) for call in calls if isinstance(call, ToolCall)
         )
@@ -457,7 +457,7 @@ class AgentRun:
         is_call = bool(read) and is_valid
         # An answer that was cut before its first call was complete may not look like a call yet.
         is_valid = is_call if pending.policy_call.must_call else is_valid
-        num_tags = said.count("<tool_call>")
+        num_tags = without_thinking.count("<tool_call>")
         text = shown.rsplit("<tool_call>", num_tags)[0].strip() if is_call else shown
         if is_call and not num_tags:
             text = ""  # Llama's form: the whole text is the call
@@ -668,10 +668,10 @@ class AgentRun:
 
     def _cut_in_words(self, policy_call: PolicyCall) -> str:
         """Return a clause for errors: the last answer was cut, and at which limit (`_limit`)."""
-        own, asked = self._config.sampling.max_tokens, policy_call.max_tokens
+        own, requested = self._config.sampling.max_tokens, policy_call.max_tokens
         which = f"transcript.max_action_tokens = {own}"
-        if asked and asked < own:
-            which = f"the call's own limit of {asked} tokens"
+        if requested and requested < own:
+            which = f"the call's own limit of {requested} tokens"
         return f"the policy's last answer was cut at {which}"
 
     def _prompt(

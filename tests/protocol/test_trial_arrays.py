@@ -416,7 +416,7 @@ def test_a_logprob_that_is_no_number_is_not_taken(bad: float) -> None:
 def test_mask_bits_behind_the_last_token_are_not_taken() -> None:
     frames = frames_of(example())[:-1]
     frames[4] = bytes([frames[4][0], frames[4][1] | 1])
-    with pytest.raises(WireError, match="bits set behind the last token"):
+    with pytest.raises(WireError, match="bits set after the last token"):
         decode(sealed(frames))
 
 

@@ -401,7 +401,7 @@ def _checked(shapes: Shapes, shortest: Sequence[int]) -> tuple[_Shapes, tuple[in
     """Return the shapes and the bounds on the shortest way as tuples.
 
     Raises:
-        ConfigError: they are no such numbers.
+        ConfigError: shapes or bounds have another type, or are out of range.
     """
     for name, value in (("shapes", shapes), ("shortest", shortest)):
         if not isinstance(value, list | tuple):

@@ -36,7 +36,7 @@ def engine() -> Any:
     """Return OpenSpiel's module; it has no types.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: OpenSpiel is not installed.
     """
     try:
         return importlib.import_module("pyspiel")

@@ -181,7 +181,7 @@ def n_step_targets(
             one, and the V of this state is used.
         steps: number of steps, at least 1; for 1 the result is that of `targets`.
     """
-    # `roll` puts the first state behind the last one, whose discount is 0, like that of the last
+    # `roll` puts the first state after the last one, whose discount is 0, like that of the last
     # state of every segment.
     wanted = targets(rewards, discounts, values.roll(-1))
     for _ in range(steps - 1):

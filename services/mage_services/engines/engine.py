@@ -83,7 +83,7 @@ class Engine(ABC):
             for a model directory, which has no fingerprint.
 
         Raises:
-            WeightsRefused: they are not the weights that the learner published.
+            WeightsRefused: the file holds other weights than the learner published.
             PolicyError: the file cannot be used; the old weights stay.
         """
 

@@ -185,7 +185,7 @@ async def _reward_of_command(line: list[str], base_url: str, api_key: str) -> fl
     """Run a command; return the number on its last line. Cancellation kills its process group.
 
     Raises:
-        EnvironmentFault: it cannot be started, failed, or printed no number.
+        EnvironmentFault: the command cannot be started, failed, or printed no number.
     """
     variables = {
         "OPENAI_BASE_URL": base_url,

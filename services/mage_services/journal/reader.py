@@ -65,7 +65,7 @@ def open_journal(folder: Path) -> JournalOnDisk:
     whole = scan(data)
     if whole.bodies:
         segments.append(_segment(files[-1], whole.bodies[0], whole.good_bytes))
-    # A process that is killed while it writes leaves a prefix of its records, with nothing behind.
+    # A process that is killed while it writes leaves a prefix of its records, and nothing after it.
     # Behind any other damage are records that may have been acknowledged: a cut would lose them.
     follows = find_record(data, whole.good_bytes)
     if follows is not None:

@@ -116,7 +116,7 @@ def whole_records(view: memoryview, start: int) -> Iterator[tuple[int, memoryvie
 
 
 def find_record(data: bytes, start: int) -> int | None:
-    """Return the offset of the first whole record that begins at `start` or behind it; None if
+    """Return the offset of the first whole record that begins at `start` or after it; None if
     there is none.
     """
     view, found = memoryview(data), list[int]()

@@ -170,8 +170,8 @@ async def _prepare(
     if num_skipped:
         text = "steps were skipped, because their gradients were not finite"
         status.note(f"warm start: {num_skipped} {text}")
-    if warm_start and is_new and (said := read_document(startup.run.warm_start)).get("fault"):
-        status.note(f"the warm start has taught nothing: {said['fault']}. {said['cure']}")
+    if warm_start and is_new and (recorded := read_document(startup.run.warm_start)).get("fault"):
+        status.note(f"the warm start has taught nothing: {recorded['fault']}. {recorded['cure']}")
     if prepared.lost_bytes:
         status.note(f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
     return prepared
@@ -247,7 +247,7 @@ def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
     """Check that the weights of all past versions that the journal names as opponents are there.
 
     Raises:
-        DeterministicFailure: some are missing.
+        DeterministicFailure: weights are missing.
     """
     files = [weights.path(version) for version in sorted(versions)]
     missing = [file for file in files if not file.is_file()]

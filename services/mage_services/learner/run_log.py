@@ -266,7 +266,7 @@ def _replace(file: Path, content: str) -> None:
     """Replace the content of a file.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     with writing(str(file)):
         write_whole(file, content)

@@ -301,7 +301,7 @@ class Training:
             it is done already; several ranks write while the next steps are trained.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the checkpoint cannot be written.
         """
         folder, trainer, policy = self.run.checkpoints, self.trainer, self.run.policy
         written, present = Future[Path](), checkpoint_at(folder, trainer.version)
@@ -322,7 +322,7 @@ class Training:
         """Append one line of JSON to a file.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the line cannot be written.
         """
         with writing(f"a line to {file}"):
             append_lines(file, [line])

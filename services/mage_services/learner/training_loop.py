@@ -195,7 +195,7 @@ class TrainingLoop:
         """Wait until the pending checkpoint is durable. If cancelled, it is still written.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the checkpoint cannot be written.
         """
         if self._pending_checkpoint is None:
             return

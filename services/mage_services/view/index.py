@@ -267,7 +267,7 @@ class RunReader:
         """Return one group.
 
         Raises:
-            RunError: it is not in the index.
+            RunError: the group is not in the index.
         """
         found = self._groups("WHERE number = ?", (number,))
         if not found:

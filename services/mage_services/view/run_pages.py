@@ -222,7 +222,7 @@ def config_of(run: RunDirectory) -> Config:
 
     Raises:
         RunError: there is no configuration.
-        ConfigError: it is not one of this version.
+        ConfigError: the configuration is not one of this version.
     """
     if not run.config.is_file():
         raise RunError(f"{run.root} is no run directory any more: it has no {run.config.name}")

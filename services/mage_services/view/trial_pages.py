@@ -221,7 +221,7 @@ def step(request: PageRequest) -> Markup:
         frame=frame,
         facts=[
             (
-                words(name).removesuffix(" s"),  # seconds: the unit stands behind the value
+                words(name).removesuffix(" s"),  # seconds: the unit stands after the value
                 with_unit(name, metrics[name]),
                 explanation_of(name)[1],
             )

@@ -188,7 +188,7 @@ class WeightStore:
         """Write a version where engines find it. Cancellation lets a write that has begun finish.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the version cannot be written.
         """
         path = await self._call(self._transport.write, snapshot)
         if is_durable:
