@@ -93,7 +93,7 @@ def assignments_of(keys: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def _as_toml(value: Any, key: str) -> Any:
     """Return the value of a key as TOML has it; a class becomes its address."""
-    # An option is no table that could be left out: its class would get the text "none".
+    # "none" leaves out a table. An option is no table: its class would get the text "none".
     if value is None and not key.startswith("environment.options."):
         return NONE
     if inspect.isclass(value):
@@ -128,7 +128,8 @@ def address_of(own_class: type) -> str:
     """
     if own_class.__module__ != "__main__" or own_class.__qualname__ != own_class.__name__:
         return user_modules.address_of(own_class)
-    # Annotations that the script does not evaluate may name what is defined later, or nowhere.
+    # Annotations that the script does not evaluate may have names that are defined later, or
+    # nowhere.
     is_lazy = vars(sys.modules["__main__"]).get("annotations") is __future__.annotations
     first = ["from __future__ import annotations"] if is_lazy else []
     text = "\n\n\n".join([*first, *_sources(own_class, own_class.__name__, set())]) + "\n"

@@ -105,7 +105,7 @@ def evaluate(
     is_chosen = checkpoint == "best" and not environment
     best = best_checkpoint(run, config) if is_chosen else None
     folder = run.evaluated_in(version).joinpath(*subfolders)
-    # Fewer trials say less: they do not replace what is known of the version.
+    # An evaluation with fewer trials is less precise, so it does not replace the recorded one.
     if trials < _num_recorded(replace(run, root=folder), version):
         folder /= f"trials_{trials}"
     check_words(config, policy)

@@ -151,10 +151,10 @@ def start_run(
         say(f"warm_start: none, because {config.environment.name} plays its own episodes")
     if sentence := rungs_out_of_reach(config):
         say(sentence)
-    asked, default = config.warm_start, FromScriptIfAny()
-    if isinstance(asked, FromScriptIfAny) and isinstance(resolved.warm_start, FromWinStay):
+    given, default = config.warm_start, FromScriptIfAny()
+    if isinstance(given, FromScriptIfAny) and isinstance(resolved.warm_start, FromWinStay):
         for key in ("gate", "max_steps"):
-            if getattr(asked, key) != getattr(default, key):
+            if getattr(given, key) != getattr(default, key):
                 say(
                     f"warm_start.{key}: not used, because {config.environment.name} has no `script`"
                 )
@@ -203,8 +203,8 @@ def start_run(
 
 
 def _made(directory: RunDirectory) -> RunDirectory:
-    """Make the directory of a run that names none, with a number at its end if another run that
-    was started in the same second has made it.
+    """Make the directory of a run whose caller named none. Its name gets a number at the end if
+    another run that was started in the same second has made a directory of this name.
     """
     first = directory.root
     first.parent.mkdir(parents=True, exist_ok=True)
@@ -296,9 +296,9 @@ def _versions(checkout: Path) -> dict[str, str]:
     if (checkout / ".git").exists() and shutil.which("git"):
         describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
         # Without tags: only the commit is described.
-        asked = subprocess.run([*describe, "--exclude=*"], capture_output=True, text=True)
-        if asked.returncode == 0:
-            found["commit"] = asked.stdout.strip()
+        described = subprocess.run([*describe, "--exclude=*"], capture_output=True, text=True)
+        if described.returncode == 0:
+            found["commit"] = described.stdout.strip()
     return found
 
 
