@@ -66,7 +66,7 @@ def open_journal(folder: Path) -> JournalOnDisk:
     if whole.bodies:
         segments.append(_segment(files[-1], whole.bodies[0], whole.good_bytes))
     # A process that is killed while it writes leaves a prefix of its records, and nothing after it.
-    # Behind any other damage are records that may have been acknowledged: a cut would lose them.
+    # Records after any other damage may have been acknowledged: a cut would lose them.
     follows = find_record(data, whole.good_bytes)
     if follows is not None:
         raise RunError(
@@ -130,7 +130,7 @@ def check_journal(run: RunDirectory) -> None:
     """Check that a directory is a run with a journal.
 
     Raises:
-        RunError: it has no configuration, or no journal.
+        RunError: the directory has no configuration, or no journal.
     """
     run.check()
     if not any(run.journal.glob("*.log")):

@@ -196,12 +196,12 @@ class JournalFile:
 
         Raises:
             RunError: the disk has failed.
-            Exception: what a callback has raised.
+            Exception: a callback has raised it.
         """
         await asyncio.shield(self._failure)
 
     def close(self) -> None:
-        """Write what is pending, up to the first record that there is no space for, and stop."""
+        """Write the pending records, up to the first one that there is no space for, and stop."""
         with self._condition:
             self._is_closing = True
             self._condition.notify()
