@@ -57,8 +57,8 @@ UNREAD_FILES = [
     *("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.pt", "*.pth"),
     "consolidated*.safetensors",
 ]
-"""Patterns of files of a hub model that are not fetched: the same weights in forms that nothing
-here reads."""
+"""Patterns of files of a hub model that are not fetched, because they hold the same weights in
+formats that this program does not read."""
 ABANDONED_S = 86_400.0
 """Seconds after which an unfinished copy in the cache is taken for that of a killed process."""
 
@@ -189,7 +189,8 @@ def source_directory(policy: Pretrained, engine: Engine) -> Path:
     if folder := local_policy(name):
         return folder
     try:
-        # First the file that says whether the others, perhaps many GB, can be used.
+        # `config.json` is fetched first: it says whether the other files, perhaps many GB, can be
+        # used.
         outline = Path(snapshot_download(name, allow_patterns="config.json"))
         check_type(outline, is_embedded=isinstance(engine, Embedded))
         return Path(snapshot_download(name, ignore_patterns=UNREAD_FILES))

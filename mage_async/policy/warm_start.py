@@ -4,9 +4,9 @@ context.
 `demonstrations.py` makes the examples. Two choices were made by measurements. Tokens that the chat
 template forces get a small weight, because otherwise they dominate the mean loss. RL begins only
 when the loss on the observations of the last episode has fallen below that of the first one (the
-gate), as it does in a model that uses earlier episodes. It also falls in any model if the
-observations of the last episode are easier to predict by themselves; `demonstrations.py` makes a
-note of that for the run.
+gate), as it does in a model that uses earlier episodes. The ratio of the two also falls in any
+model if the observations of the last episode are easier to predict by themselves;
+`demonstrations.py` makes a note of that for the run.
 """
 
 import math
@@ -129,7 +129,7 @@ def warm_start(
             shown_steps = int(min(falls_at, max_steps)) + warm.steps
         else:
             shown_steps = warm.steps if step <= warm.steps else max_steps
-        # Of a single episode, as in rows of a data set, there is nothing to compare.
+        # With a single episode, as in rows of a data set, there is nothing to compare.
         shown_gate = gate if sums.shape[1] > 1 else math.nan
         progress = Progress(step, shown_steps, loss, shown_gate, num_skipped)
         report(progress)
@@ -157,7 +157,7 @@ def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) 
             f"{first:.3f}",
             f"Lower {rate}."
             if rises
-            else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model could do it "
+            else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model played as well "
             'before, set warm_start to "none".',
         )
     if not isinstance(warm, FromWinStay) or not gates:

@@ -4,8 +4,8 @@ A *digest* identifies the bytes of a version. It is computed on the weights' own
 sums leave the device: each word of a tensor's bytes, as a signed integer, times the key of its
 place, added modulo 2^64. Integer addition does not depend on the order, so devices, blocks and
 shards of a tensor agree to the bit. A change of one word always changes the sum, because keys are
-odd; accidental changes of several keep it in about one of 2^32 cases. The digest does not protect
-against somebody who chooses the weights.
+odd; accidental changes of several words leave it unchanged in about one of 2^32 cases. The digest
+does not protect against somebody who chooses the weights.
 
 The fixed tokens are the *probe tokens* (`mage_async/inference/weight_fingerprint.py`). A version is
 *scored* if their log-probs are published with it: an engine then computes them too, and compares.
@@ -107,8 +107,8 @@ SCORED_EVERY_WITH_ROWS = 256
 def is_scored(version: int, *, has_row_checksums: bool) -> bool:
     """Return whether the log-probs of the probe tokens are published with a version.
 
-    They are for versions 0, 1, 16 and every 256th, or every 16th if engines compute no row
-    checksums.
+    They are published with versions 0, 1, 16 and every 256th, or every 16th if engines compute no
+    row checksums.
     """
     every = SCORED_EVERY_WITH_ROWS if has_row_checksums else SCORED_EVERY
     return version % every == 0 or version in (1, SCORED_EVERY)
