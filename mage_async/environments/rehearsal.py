@@ -496,7 +496,8 @@ ALONE = (
 BESIDE = (
     "was restarted with the same seed while another task was played",
     "keep what an episode changes in `self`, and draw from a `random.Random` of its own: many "
-    "objects play at once, and share the class's attributes, globals and `random.seed`",
+    "objects play at once, and share the class's attributes, globals and `random.seed`; or set "
+    "environment.most_open = 1",
 )
 """How an episode was repeated, and what to do if it differed."""
 

@@ -247,6 +247,11 @@ class Own:
 STEP = "    def step(self, action):\n        return "
 RESET = "    def reset(self, seed, task):\n        return "
 LEGAL = "    def legal_actions(self):\n        return "
+SHARED_SOURCE = (
+    "    def reset(self, seed, task): random.seed(task); return 'go'\n"
+    + STEP
+    + "str(random.random()), 0, False"
+)
 
 
 @pytest.mark.parametrize(
@@ -465,9 +470,7 @@ LEGAL = "    def legal_actions(self):\n        return "
             "was restarted with the same seed, and step('1 2 3') gave",
         ),
         (
-            "    def reset(self, seed, task): random.seed(task); return 'go'\n"
-            + STEP
-            + "str(random.random()), 0, False",
+            SHARED_SOURCE,
             "task 0 was restarted with the same seed while another task was played, and step(",
         ),
     ],
@@ -481,6 +484,41 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         rehearsed(config)
     assert str(caught.value).startswith(("environment 'own", "own: '1'"))
     assert "\n" not in str(caught.value)
+
+
+ONE_SESSION = """
+    is_open = False
+
+    def reset(self, seed, task):
+        if Own.is_open:
+            raise CapacityReached("one session")
+        Own.is_open = True
+        return "go"
+
+    def close(self):
+        Own.is_open = False
+
+class CapacityReached(Exception):
+    pass
+"""
+
+
+def test_objects_that_disturb_one_another_are_found_with_several_worker_processes(
+    write: Callable[..., Config],
+) -> None:
+    config = write(own(SHARED_SOURCE), *PRETRAINED, "environment.workers=2")
+    with pytest.raises(ConfigError, match="while another task was played, and step"):
+        rehearsed(config)
+
+
+def test_a_server_of_one_session_is_rehearsed_where_the_configuration_waits_for_room(
+    write: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "RETRY_PAUSE_S", 0.0)
+    for key in ("most_open=1", "wait_for_room_s=60"):
+        assert rehearsed(write(own(ONE_SESSION), *PRETRAINED, f"environment.{key}"))
+    with pytest.raises(ConfigError, match=r"one session.*; a run opens .* environment\.most_open"):
+        rehearsed(write(own(ONE_SESSION), *PRETRAINED))
 
 
 def test_a_rehearsal_is_played_again_a_few_times_alone(

@@ -11,6 +11,8 @@ from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from mage_async.assembly import environment_of, named_parts
 from mage_async.config.schema import Config, Tiny
 from mage_async.environments.agent import AgentTasks
@@ -27,7 +29,7 @@ from mage_async.environments.rehearsal import (
 )
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import CallFault, ConfigError, EnvironmentFault
+from mage_async.errors import CallFault, ConfigError, EnvironmentFault, NoRoom
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.progress import PLAYED_AGAIN
@@ -48,6 +50,11 @@ CHARS_PER_TOKEN = 4
 TEMPLATE_TOKENS, TINY_TEMPLATE_TOKENS = 12, 4
 """Tokens of the chat template and the tags around a turn: roughly those of a language model, and
 exactly those of the tiny one."""
+FULL = (
+    "; a run opens many objects at once: set environment.most_open to what the server holds, or "
+    "environment.wait_for_room_s to the seconds for which to wait"
+)
+"""What to do if a `reset` found no room."""
 EPISODE_TOKENS = 2
 """Tokens of the words before the first observation of an episode, such as "episode 2"."""
 
@@ -92,8 +99,10 @@ async def rehearse(
         most, lambda text: say(f"rehearsal: {text.partition(PLAYED_AGAIN)[0]}{PLAYED_AGAIN}")
     )
     deadline_s, before = config.environment.step_deadline_s, CallFault("")
+    # In one worker process at most: objects that disturb one another do so within a process.
+    limits = msgspec.structs.replace(config.environment, workers=min(1, config.environment.workers))
     try:
-        async with CallRunner(config.environment) as workers:
+        async with CallRunner(limits) as workers:
             progress = _Progress(workers, deadline_s, say)
             for num_retries in count():
                 playing = _playing(config, name, environment)
@@ -109,7 +118,8 @@ async def rehearse(
                     await retries.wait(fault, num_retries, before)
                     before = fault
     except CallFault as fault:
-        raise ConfigError(f"environment {name!r}: {fault}") from fault
+        cure = FULL if isinstance(fault, NoRoom) else ""
+        raise ConfigError(f"environment {name!r}: {fault}{cure}") from fault
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_context_needed(config, name, environment, longest, legal.longest)}")
 
@@ -163,9 +173,10 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
     if isinstance(environment, ResetStep):
         # With "fresh" the user says that episodes of a task begin differently.
         compares = config.trial.repeats == "same"
-        # The number of episodes that another library's server can hold at once is not known.
-        is_library = name.partition(":")[0] in LOADERS
-        takes_turns = is_library or config.environment.most_open == 1
+        # The number of episodes that another library's server, or one that may be full, can hold at
+        # once is not known.
+        limits, is_library = config.environment, name.partition(":")[0] in LOADERS
+        takes_turns = is_library or limits.most_open == 1 or limits.wait_for_room_s > 0
         return rehearsal(
             name, environment, compares=compares, takes_turns=takes_turns, now=time.monotonic
         )
