@@ -241,7 +241,10 @@ class Call:
             if not self.is_async:
                 return value
             if (run := run_coroutine.get()) is not None:
-                return run(value)
+                value, failure = run(value)
+                if failure is not None:  # such as a `CancelledError`, which is no `Exception`
+                    raise self.fault(failure) from failure
+                return value
             # A coroutine that does not wait ends at its first step, with its result.
             try:
                 value.send(None)
@@ -288,11 +291,10 @@ class Call:
         return fault(in_utf8(sentence), f"{self.name}() {raised}", in_utf8(mistake))
 
 
-run_coroutine: ContextVar[Callable[[Coroutine[Any, Any, Any]], Any] | None] = ContextVar(
-    "run_coroutine", default=None
-)
-"""Function that runs a coroutine to its end in this thread; None if the thread has no event loop
-for that."""
+RunCoroutine = Callable[[Coroutine[Any, Any, Any]], tuple[Any, BaseException | None]]
+"""Runs a coroutine to its end, and returns its result or its exception."""
+run_coroutine: ContextVar[RunCoroutine | None] = ContextVar("run_coroutine", default=None)
+"""Function with which this thread runs coroutines; None if it has no event loop for that."""
 made_now: dict[int, Call] = {}
 """Calls that `Call.now` is making, by `id`. Another thread may look whether one of them hangs."""
 

@@ -1,7 +1,9 @@
 """A class with `reset` and `step`: the documentation's plays, and mistakes are one sentence."""
 
 import asyncio
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -819,6 +821,34 @@ def test_coroutines_of_a_class_are_played_on_one_event_loop_before_a_run_and_in_
     ((trial, _),) = in_time((played(environment, "a") for _ in range(1)), 30.0)
     assert trial[1] == outcome
     assert len(environment.kind.loops) == 1
+
+
+@pytest.mark.parametrize("raised", ["asyncio.CancelledError", "KeyboardInterrupt"])
+def test_a_coroutine_that_raises_no_exception_of_the_usual_kind_is_a_fault_before_a_run_too(
+    write: Callable[..., Config], raised: str
+) -> None:
+    step = f"    async def step(self, action):\n        raise {raised}"
+    environment = environment_of(write(own(step)))
+    with pytest.raises(CallFault, match=rf"step\('a'\) raised {raised.rpartition('.')[2]}"):
+        unless_a_call_hangs(lambda: played(environment, "a"), 30.0, pytest.fail)
+    with pytest.raises(CallFault, match="raised"):
+        next(in_time((played(environment, "a") for _ in range(1)), 30.0))
+
+
+def test_a_forked_process_plays_coroutines_on_an_event_loop_of_its_own(
+    write: Callable[..., Config],
+) -> None:
+    step = "        await asyncio.sleep(0)\n        return 'on', 1.0, True"
+    environment = environment_of(write(own(f"    async def step(self, action):\n{step}")))
+
+    def play() -> Outcome:
+        return unless_a_call_hangs(lambda: played(environment, "a")[1], 30.0, pytest.fail)
+
+    outcome = play()
+    if (child := os.fork()) == 0:
+        signal.alarm(30)  # ends a child that waits for the loop of its parent
+        os._exit(0 if play() == outcome else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_class_has_wins_where_it_says_which_episodes_are_won(

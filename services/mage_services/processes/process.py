@@ -501,8 +501,11 @@ def coroutine_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of `Call.now` to its end."""
+os.register_at_fork(after_in_child=coroutine_loop.cache_clear)  # the child lacks the thread
+
+
+def _run_coroutine(work: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """Run a coroutine of `Call.now` to its end, and return its result or its exception."""
 
     async def caught() -> tuple[Any, BaseException | None]:
         """Return the result of `work`, or its exception: one such as `SystemExit`, if raised here,
@@ -516,10 +519,7 @@ def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
         except BaseException as error:  # foreign code, which may also call sys.exit
             return None, error
 
-    value, error = asyncio.run_coroutine_threadsafe(caught(), coroutine_loop()).result()
-    if error is not None:
-        raise error
-    return value
+    return asyncio.run_coroutine_threadsafe(caught(), coroutine_loop()).result()
 
 
 def in_time(items: Iterator[T], seconds: float) -> Iterator[tuple[T, float]]:
