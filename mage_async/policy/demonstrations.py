@@ -52,6 +52,7 @@ from mage_async.trials.scripted_play import (
     word_tokens,
 )
 from mage_async.trials.win_stay import (
+    LEAST_COMPARED,
     NUM_COMPARED,
     Comparison,
     Rule,
@@ -306,8 +307,8 @@ def compare_win_stay(
     found = best_rule(lambda player: (trial for trial, _ in play(player)))
     if found is None:
         return (
-            "fewer than two trials of random play, or of the player that repeats what paid, ended "
-            "in time and without a fault"
+            f"fewer than {LEAST_COMPARED} of {NUM_COMPARED} trials of random play, or of the "
+            "player that repeats what paid, ended in time and without a fault"
         )
     return found
 

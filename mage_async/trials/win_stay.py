@@ -33,6 +33,9 @@ Pay = Literal["reward", "return"]
 
 NUM_COMPARED = 64
 """Number of trials by which a rule is compared with the others."""
+LEAST_COMPARED = NUM_COMPARED // 2
+"""Number of trials below which no rule is found: the best of six rules in a few trials of luck
+beats chance."""
 NUM_PLAYED = NUM_COMPARED * (1 + len(get_args(Place)) * len(get_args(Pay)))
 """Number of trials that are played to find the best rule, those of random play included."""
 
@@ -145,9 +148,9 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
     return sums[::-1]
 
 
-SURE = 2.64
+SURE = 2.73
 """Number of standard errors by which a rule has to earn more. It keeps the probability of an error
-at 5 %, although the best of six rules is judged."""
+at 5 % by Student's t of `NUM_COMPARED` trials, although the best of six rules is judged."""
 
 
 class Comparison(NamedTuple):
@@ -162,6 +165,8 @@ class Comparison(NamedTuple):
     """Return of the last episode minus that of random play on the same task."""
     gain: tuple[float, float] | None
     """Return of the last episode minus that of the first; None if there is one episode."""
+    num_tasks: int
+    """Number of tasks that the rule played."""
 
     @property
     def beats_chance(self) -> bool:
@@ -190,7 +195,7 @@ class Comparison(NamedTuple):
         verdict = "more" if self.beats_chance else "not clearly more"
         is_idle = self.beats_chance and not self.is_better
         return (
-            f"a player that repeats what paid earns {rule} in the last episode of {NUM_COMPARED} "
+            f"a player that repeats what paid earns {rule} in the last episode of {self.num_tasks} "
             f"training tasks, {verdict} than random play with {chance}"
             f"{f', but not clearly more than in its first: {gain}' if is_idle else ''}"
         )
@@ -203,14 +208,14 @@ def _is_clear(difference: tuple[float, float]) -> bool:
 
 def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
     """Return the rule whose last episodes earn most, of those worth cloning if there are any;
-    `None` if one of the players plays fewer than two trials.
+    `None` if one of the players plays fewer than `LEAST_COMPARED` trials.
 
     Args:
         play: plays up to `NUM_COMPARED` trials of a player, of different `index`, on the same tasks
             in each call: fewer if trials fail or take too long.
     """
     by_random = list(play(random_play))
-    if len(by_random) < 2:
+    if len(by_random) < LEAST_COMPARED:
         return None
     episodes = [
         [turn for turn in trial.turns if turn.is_act_of(episode)]
@@ -229,13 +234,13 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
         rule = Rule(place, pay, mean)
         earned = {trial.index: trial.episode_rewards() for trial in play(player_of(rule))}
         leads = [earned[index][-1] - last[index] for index in earned if index in last]
-        if len(leads) < 2:
+        if len(leads) < LEAST_COMPARED:
             return None
         gains = [returns[-1] - returns[0] for returns in earned.values() if len(returns) > 1]
         by_rule = _mean([returns[-1] for returns in earned.values()])
         by_chance = _mean(list(last.values()))
         gain = _mean(gains) if len(gains) > 1 else None
-        found.append(Comparison(rule, by_rule, by_chance, _mean(leads), gain))
+        found.append(Comparison(rule, by_rule, by_chance, _mean(leads), gain, len(earned)))
     return max(found, key=lambda each: (each.is_better, each.by_rule[0]))
 
 

@@ -29,6 +29,7 @@ from mage_async.results.summary import reference_rows
 from mage_async.trajectory import Guidance
 from mage_async.trials.scripted_play import random_play, random_task, scripted_trial, word_tokens
 from mage_async.trials.win_stay import (
+    LEAST_COMPARED,
     NUM_COMPARED,
     Comparison,
     Rule,
@@ -175,6 +176,15 @@ def test_no_rule_is_better_than_random_play_where_pay_is_luck(chat):
     assert not best_rule(player(Luck, chat)).is_better
 
 
+@pytest.mark.parametrize("has_few", [True, False])
+def test_no_rule_is_found_in_a_few_trials_of_either_player(chat, has_few):
+    def play(made):
+        is_short = (made is random_play) == has_few
+        return player(Arms, chat)(made, LEAST_COMPARED - is_short)
+
+    assert best_rule(play) is None
+
+
 def test_a_rule_is_cloned_if_its_lead_and_its_gain_are_clear():
     rule, clear, unclear = Rule("anywhere", "reward", 0.25), (1.0, 0.7), (1.0, 0.8)
     for lead, gain, is_better in (
@@ -183,7 +193,7 @@ def test_a_rule_is_cloned_if_its_lead_and_its_gain_are_clear():
         (unclear, clear, False),
         (clear, unclear, False),
     ):
-        found = Comparison(rule, (2.0, 0.5), (1.0, 0.5), lead, gain)
+        found = Comparison(rule, (2.0, 0.5), (1.0, 0.5), lead, gain, 64)
         assert found.is_better == is_better
         is_said = ", but not clearly more than in its first: +1.0" in found.sentence(1.0)
         assert is_said == (gain == unclear)
@@ -260,8 +270,8 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
 
 def test_the_interval_of_returns_that_are_all_equal_is_unknown():
     rule = Rule("anywhere", "reward", 0.0)
-    said = Comparison(rule, (2.0, 0.0), (0.5, 0.25), (1.5, 0.25), None).sentence(2)
-    assert "earns +1.000 ±? in the last episode" in said
+    said = Comparison(rule, (2.0, 0.0), (0.5, 0.25), (1.5, 0.25), None, 40).sentence(2)
+    assert "earns +1.000 ±? in the last episode of 40 training tasks" in said
     assert said.endswith("random play with +0.250 ±0.125")
 
 
