@@ -59,11 +59,15 @@ def test_a_folder_of_runs_is_looked_through(
     assert finding == f"  {found.sentence()}"
 
 
-def test_a_run_before_its_last_step_goes_on_or_has_ended(
+def test_a_run_before_its_end_goes_on_or_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDirectory(tmp_path / "run")
     make_run(run, finished=False)
+    os.close(take_lock(run))
+    assert main(["doctor", str(run.root)]) == 0
+    last = "\n  it ended after step 60 of 60, before its final evaluation: go on with `"
+    assert last in capsys.readouterr().out
     run.metrics.write_text("".join(run.metrics.read_text().splitlines(keepends=True)[:7]))
     lock = take_lock(run)
     assert main(["doctor", str(run.root)]) == 0

@@ -95,12 +95,13 @@ def _all_runs(given: argparse.Namespace) -> int:
             if not last:
                 times, events = read_document(place.times), read_lines(place.events)
                 lines = before_first_step(times, events, is_alive, time.time())
-            elif last < steps and is_alive is not None:
-                ended = (
-                    f"it ended after step {last} of {steps}: go on with `{place.resume_command}`"
-                )
+            elif is_alive is not None and records.evaluation.get("version") != steps:
+                left = "" if last < steps else ", before its final evaluation"
                 lines = [
-                    f"it has trained {last} of {steps} steps, and goes on" if is_alive else ended
+                    f"it has trained {last} of {steps} steps, and goes on"
+                    if is_alive
+                    else f"it ended after step {last} of {steps}{left}: go on with "
+                    f"`{place.resume_command}`"
                 ]
             # Lines without "note: " only say how far the run is.
             num_notes = sum(line.startswith("note: ") for line in lines)
