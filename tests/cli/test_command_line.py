@@ -327,6 +327,20 @@ def test_a_resumed_run_has_as_many_actors_as_before_unless_told_otherwise(
     assert started[-1] == 4
 
 
+COIN = """
+class Coin:
+    'Heads or tails.'
+    legal_actions = words = ("heads", "tails")
+    max_turns = 1
+
+    def reset(self, seed, task):
+        return "heads"
+
+    def step(self, action):
+        return "tails", float(action == "heads"), True
+"""
+
+
 def test_a_job_that_is_started_again_by_the_same_command_goes_on_with_its_run(
     tmp_path: Path, started: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,6 +369,19 @@ def test_a_cluster_that_cannot_be_used_is_refused_before_anything_is_written(
     pytest.importorskip("ray")
     assert says in refusal([*arguments, "--run-dir", str(tmp_path / "run")], capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_job_goes_on_though_its_warm_start_was_resolved_to_a_kind_without_its_key(
+    tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "coin.py").write_text(COIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    keys = ("environment.name=coin:Coin", "warm_start.gate=0.5")
+    again = ["--resume", "--run-dir", "run", "--config", "quickstart"]
+    again += [word for key in keys for word in ("--set", key)]
+    assert [main(again), main(again)] == [0, 0]
+    assert len(started) == 2
 
 
 def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[int]) -> None:

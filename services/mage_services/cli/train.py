@@ -150,6 +150,9 @@ def _config(given: argparse.Namespace) -> "Config":
         given.resume = RunDirectory(given.run_dir).config.is_file()
         if given.resume:
             print(f"{given.run_dir} goes on with its own configuration: --config is not read")
+            # The kind that the run recorded in place of "auto" may lack a key of it, and the run
+            # keeps the policy that it began with.
+            assignments = [each for each in assignments if not each.startswith("warm_start")]
     if not given.resume:
         file = config_file.find(given.config)
         if note := config_file.note_on_preset(file, assignments, given.method):
