@@ -112,6 +112,21 @@ def test_a_process_without_a_command_line_is_ended_too(capsys: pytest.CaptureFix
     assert f"killed: sleep ({nameless.pid})" in capsys.readouterr().err
 
 
+def test_a_process_of_another_user_keeps_no_other_one_from_being_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed = list[int]()
+
+    def kill(pid: int, number: int) -> None:
+        if pid == 1:
+            raise PermissionError
+        killed.append(pid)
+
+    monkeypatch.setattr(child_process.os, "kill", kill)
+    child_process._kill([1, 2])
+    assert killed == [2]
+
+
 def test_what_a_killed_child_has_started_in_groups_of_their_own_is_killed_with_it() -> None:
     program = """
 import os, subprocess, sys

@@ -622,9 +622,9 @@ def ending_descendants() -> Iterator[None]:
 
 
 def _kill(processes: Iterable[int]) -> None:
-    """Kill processes by their ids."""
+    """Kill processes by their ids, except those of another user, as `sudo` starts them."""
     for pid in processes:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
