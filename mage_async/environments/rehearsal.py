@@ -621,9 +621,10 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
     # A difference between tasks may show only after an action that few of these episodes took, so
     # more are compared.
     for trained, tested in groups.values():
-        known = set[Trace]()
+        known, num_others = set[Trace](), found.num_kinds - 1
         for member in trained if tested else ():
             known.add(_trace(environment, member, NUM_MORE))
+            found = found._replace(num_kinds=num_others + len(known))
             yield found
         for member in tested if trained else ():
             is_new = _trace(environment, member, NUM_MORE) not in known

@@ -661,6 +661,8 @@ def test_tasks_that_one_action_of_many_tells_apart_are_not_the_same() -> None:
     found = list(compare_heldout(ResetStep(Door, {})))
     assert found[29].num_known > 0, "12 episodes are too few for 40 keys"
     assert (found[-1].num_heldout, found[-1].num_known) == (10, 0)
+    assert found[29].num_kinds < 15
+    assert found[-1].num_kinds > 25, "trained tasks are told apart too"
 
 
 def test_each_task_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
