@@ -384,6 +384,22 @@ def test_a_job_goes_on_though_its_warm_start_was_resolved_to_a_kind_without_its_
     assert len(started) == 2
 
 
+@pytest.mark.parametrize("beginning", [[], ["--resume", "--run-dir", "a"], ["--from", "a"]])
+def test_a_preset_that_trains_on_stale_tokens_says_so_however_the_run_begins(
+    beginning: list[str],
+    tmp_path: Path,
+    started: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--run-dir", "a"]) == 0
+    (tmp_path / "a" / "policy").mkdir()
+    assert "stale" not in capsys.readouterr().err
+    assert main([*beginning, "--method", "grpo", "--print-config"]) == 0
+    assert "--method grpo: stale tokens are trained on" in capsys.readouterr().err
+
+
 def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[int]) -> None:
     run = RunDirectory(tmp_path / "run")
     assert main(["--run-dir", str(run.root), "--actors", "2"]) == 0

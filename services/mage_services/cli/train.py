@@ -92,6 +92,8 @@ def run(given: argparse.Namespace) -> int:
     die_with_parent()  # the parent may be a sweep or an ablation
     with redirect_stdout(sys.stderr) if given.print_config else nullcontext():
         config = _config(given)  # what an imported class prints goes to stderr
+        if note := config_file.note_on_staleness(config, given.method):
+            print(note, file=sys.stderr)
         if given.print_config:
             check_keys(config)
     if given.print_config:
@@ -157,10 +159,7 @@ def _config(given: argparse.Namespace) -> "Config":
         file = config_file.find(given.config)
         if note := config_file.note_on_preset(file, assignments, given.method):
             print(note, file=sys.stderr)
-        config = config_file.load(file, assignments, given.method)
-        if note := config_file.note_on_staleness(config, given.method):
-            print(note, file=sys.stderr)
-        return config
+        return config_file.load(file, assignments, given.method)
     if given.run_dir is None:
         raise ConfigError("--resume needs --run-dir, the run to go on with")
     return resumed_config(given.run_dir, assignments, given.method)
