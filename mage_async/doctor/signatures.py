@@ -459,11 +459,14 @@ def return_collapse(run: History) -> Sightings:
     if run.best is None or steps[0]["step"] <= run.best[1] or not has_steady_tasks(run.config):
         return
     best, now = run.best[0], last_return(steps)
+    least = FALL_SPAN * run.span() if run.bounds else 0.0
+    # First what is cheap: a long run has many steps.
+    if best - now <= max(FALL_SHARE * (best - run.first_return), least):
+        return
     returns = [each["return_by_episode"][-1] for each in run.recent("return_by_episode", MAX_STEPS)]
     # The noise of the present steps may be larger: the policy may have been certain before.
     error = max(noise(returns), statistics.stdev(returns[-FALL_STEPS:])) * math.sqrt(2 / FALL_STEPS)
-    least = FALL_SPAN * run.span() if run.bounds else 0.0
-    if best - now > max(FALL_ERRORS * error, FALL_SHARE * (best - run.first_return), least):
+    if best - now > FALL_ERRORS * error:
         is_now, was_best = texts(now, best)
         yield Sighting(
             f"the last episode's return is {is_now} in steps {steps[0]['step']} to "
@@ -495,13 +498,15 @@ MOST_RETRYING = 0.2
 
 def slow_retries(run: History) -> Sightings:
     """The learner waits long in steps with trials that were played again after a fault."""
+    if not run.record.get("retried_trials"):
+        return
     steps = run.recent("waiting_s", MAX_STEPS)
     retried = [each for each in steps if each.get("retried_trials")]
     others = [each["waiting_s"] for each in steps if not each.get("retried_trials")]
     usual = statistics.median(others) if others else min(each["waiting_s"] for each in steps)
     lost = sum(max(0.0, each["waiting_s"] - usual) for each in retried)
     spent = sum(each["waiting_s"] + each.get("train_s", 0.0) for each in steps)
-    if run.record.get("retried_trials") and len(steps) >= 8 and lost > MOST_RETRYING * spent:
+    if len(steps) >= 8 and lost > MOST_RETRYING * spent:
         yield Sighting(
             f"{lost / spent:.0%} of the time of {len(steps)} steps went into waits for trials that "
             "were played again after a fault"

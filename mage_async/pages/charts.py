@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import itemgetter
 
 from mage_async.policy_version import OLDEST_AGE
 from mage_async.trajectory import num_decimals
@@ -19,6 +20,8 @@ from mage_async.trajectory import num_decimals
 Point = tuple[float, float]
 MAX_LABEL = 22
 """Number of characters to which a label is cut."""
+MAX_DRAWN = 1000
+"""Number of points of a line above which it is thinned."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,17 @@ class Series:
 
     @cached_property
     def finite(self) -> list[Point]:
-        """The points that can be drawn."""
-        return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
+        """The points that are drawn. Of a long line, the lowest and the highest point of each short
+        part, so that outliers remain, and both ends.
+        """
+        known = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
+        if len(known) <= MAX_DRAWN:
+            return known
+        size = -(-2 * len(known) // MAX_DRAWN)  # rounded up
+        parts = (known[start : start + size] for start in range(0, len(known), size))
+        height = itemgetter(1)
+        ends = (sorted((min(part, key=height), max(part, key=height))) for part in parts)
+        return [known[0], *chain.from_iterable(ends), known[-1]]
 
     @property
     def short_label(self) -> str:

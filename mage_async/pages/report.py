@@ -8,7 +8,7 @@ from typing import Any
 
 from mage_async.config import config_file
 from mage_async.config.schema import Admission
-from mage_async.doctor import examine
+from mage_async.doctor import Finding, examine
 from mage_async.pages.charts import (
     FATE_COLOURS,
     Chart,
@@ -85,17 +85,24 @@ class Tile:
     """Earlier number that `value` has grown from; "" for none."""
 
 
-def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
+def render(
+    run: RunDirectory,
+    summary: Mapping[str, Any],
+    records: RunRecords | None = None,
+    findings: Sequence[Finding] | None = None,
+) -> str:
     """Return the report of a run.
 
     Args:
         run: Directory of the run, finished or not.
         summary: Summary of the run, from `summarise`.
+        records: Records of the run; None: they are read.
+        findings: Those of the doctor; None: it examines the records.
 
     Raises:
         RunError: `run` is no run directory, or one of its files is damaged.
     """
-    records = read_records(run)
+    records = records or read_records(run)
     config, population = records.config, records.learner.get("population")
     name, units = summary["environment"]["name"], summary["environment"]["units"]
     diversity, harder = summary.get("diversity"), summary.get("harder")
@@ -112,7 +119,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         tiles=_set_tiles(evaluation) if "heldout" in evaluation else [],
         levels=" · ".join(map(_last_value, reference_rows(summary))),
         facts=_facts(summary, config.admission),
-        findings=examine(records),
+        findings=examine(records) if findings is None else findings,
         adaptation=adaptation_part(records, summary),
         curves=learning_curves(records),
         notes=[text for each in NOTES if (text := each(summary))],

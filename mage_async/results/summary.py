@@ -37,7 +37,13 @@ _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 """Metrics whose means over the training time the summary holds."""
 
 
-def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) -> dict[str, Any]:
+def summarise(
+    run: RunDirectory,
+    *,
+    wall_s: float,
+    processor_s: float | None,
+    records: RunRecords | None = None,
+) -> dict[str, Any]:
     """Return the content of `summary.json`, without the parts that the run did not record.
 
     Returns are per unit of the environment, intervals are half-widths at 95 %, staleness is in
@@ -48,8 +54,10 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
             resumed run the sum over its commands.
         processor_s: CPU time of all processes of the run together, in seconds. Unlike `wall_s` it
             hardly depends on what else the machine does. `None` if it is not known.
+        records: Records of the run; None: they are read.
     """
-    records = read_records(run)
+    records = records or read_records(run)
+    step_s = records.step_s()
     parts = {
         **_identity(records),
         "wall_s": wall_s,
@@ -74,10 +82,10 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "diversity": records.evaluation.get("diversity"),
         "harder": records.evaluation.get("harder"),
         "throughput": {
-            name: weighted_mean([record[name] for record in records.metrics], records.step_s())
+            name: weighted_mean([record[name] for record in records.metrics], step_s)
             for name in (_RATES if records.metrics else ())
         },
-        "staleness": _staleness(records),
+        "staleness": _staleness(records.metrics, step_s),
         "prefix_cache": _prefix_cache(records),
         "invalid_actions_per_trial": (
             _mean_over_steps(records, "invalid_actions_per_trial") if records.metrics else None
@@ -210,31 +218,36 @@ def _trials(run: RunDirectory, records: RunRecords) -> Record | None:
     return records.learner.get("trials")
 
 
-def _staleness(records: RunRecords) -> Record:
-    """Return staleness over all trained tokens."""
-    metrics = [record for record in records.metrics if "staleness_mean" in record]
-    if not metrics:
+def _staleness(metrics: Sequence[Record], step_s: Sequence[float]) -> Record:
+    """Return staleness over all trained tokens.
+
+    Args:
+        step_s: Seconds of each step.
+    """
+    # Means over steps are weighted by the tokens of each step.
+    tokens = [
+        record["generated_tokens_per_s"] * seconds
+        for record, seconds in zip(metrics, step_s, strict=True)
+    ]
+
+    def mean(name: str) -> float:
+        steps = zip(metrics, tokens, strict=True)
+        known = [(record[name], count) for record, count in steps if name in record]
+        return weighted_mean(*zip(*known, strict=True)) if known else 0.0
+
+    known = [record for record in metrics if "staleness_mean" in record]
+    if not known:
         return {}
-    episodes = range(1, len(metrics[0]["return_by_episode"]) + 1)
+    episodes = range(1, len(known[0]["return_by_episode"]) + 1)
     return {
-        "mean": _over_tokens(records, "staleness_mean"),
-        "max": max(record["staleness_max"] for record in metrics),
-        "mean_by_episode": [
-            _over_tokens(records, f"staleness_mean_episode_{episode}") for episode in episodes
-        ],
-        "over_bound_share": _over_tokens(records, "over_bound_share"),
+        "mean": mean("staleness_mean"),
+        "max": max(record["staleness_max"] for record in known),
+        "mean_by_episode": [mean(f"staleness_mean_episode_{each}") for each in episodes],
+        "over_bound_share": mean("over_bound_share"),
         "over_bound_share_by_episode": [
-            _over_tokens(records, f"over_bound_share_episode_{episode}") for episode in episodes
+            mean(f"over_bound_share_episode_{each}") for each in episodes
         ],
     }
-
-
-def _over_tokens(records: RunRecords, name: str) -> float:
-    """Return the mean of a metric over steps, weighted by the tokens of each step."""
-    steps = zip(records.metrics, records.step_s(), strict=True)
-    known = [(record, seconds) for record, seconds in steps if name in record]
-    tokens = [record["generated_tokens_per_s"] * seconds for record, seconds in known]
-    return weighted_mean([record[name] for record, _ in known], tokens)
 
 
 def _prefix_cache(records: RunRecords) -> Record:

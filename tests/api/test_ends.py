@@ -10,6 +10,7 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.doctor import Doctor
+from mage_async.results import run_files
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.run_files import read_document
 from mage_async.results.summary import summarise, write_summary
@@ -104,13 +105,18 @@ def test_a_run_that_is_stopped_behind_its_final_sets_has_nothing_to_go_on_with(
     monkeypatch.setattr(start_to_report, "until_signalled", until_signalled)
     run, view = make_run(), Lines()
     start_to_report._supervise(Supervisor(run, config_file.load(run.config), 1, "", view))
-    assert view.said == ["ended by SIGINT; all steps are trained, and the final sets are played"]
+    ended = "ended by SIGINT; all steps are trained, and the final sets are played"
+    assert view.said == [ended]
+    monkeypatch.setattr(start_to_report, "LONG_STEPS", 60)
+    start_to_report._supervise(Supervisor(run, config_file.load(run.config), 1, "", view))
+    long = "the summary and the report of 60 steps are made, which may take a while"
+    assert view.said[1:] == [long, ended]
 
 
 def test_a_summary_is_written_before_the_page_that_may_fail(
     make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(run: RunDirectory, summary: dict[str, Any]) -> str:
+    def fails(*given: Any) -> str:
         raise ArithmeticError("a page that cannot be made")
 
     run = make_run(steps=12)
@@ -120,3 +126,16 @@ def test_a_summary_is_written_before_the_page_that_may_fail(
     with pytest.raises(ArithmeticError):
         start_to_report._finish(run, doctor, Lines(), costs, {})
     assert read_document(run.summary)["wall_s"] == 1.0
+
+
+def test_the_end_of_a_long_run_reads_its_metrics_once(
+    make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read = make_run(steps=12), list[Any]()
+    doctor = Doctor.of(config_file.load(run.config))
+    # The steps were examined while they were trained.
+    monkeypatch.setattr(Doctor, "step", lambda self, record: pytest.fail("examined again"))
+    parsed = run_files.parsed
+    monkeypatch.setattr(run_files, "parsed", lambda *given: read.append(given[0]) or parsed(*given))
+    start_to_report._finish(run, doctor, Lines(), {"wall_s": 1.0, "processor_s": 1.0}, {})
+    assert read.count(run.metrics) == 12

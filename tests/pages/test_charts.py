@@ -65,6 +65,15 @@ def test_a_chart_draws_what_is_finite():
     assert "nothing was recorded" in svg(small_chart([(0.0, math.nan)], described="loss"))
 
 
+def test_a_long_line_is_thinned_and_keeps_its_ends_and_outliers():
+    points = [(float(x), 9.0 if x == 33_333 else math.sin(x)) for x in range(50_000)]
+    drawn = Series("", points, "").finite
+    assert len(drawn) < 1100
+    assert drawn == sorted(drawn)
+    assert {points[0], points[33_333], points[-1]} <= set(drawn)
+    assert len(Series("", points[:1000], "").finite) == 1000
+
+
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
 def test_ticks_are_round_ordered_and_inside(low, size, count):
     marks = ticks(low, low + size, count)

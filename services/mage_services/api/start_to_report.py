@@ -83,6 +83,8 @@ from mage_services.transport.sockets import check_address, check_free, ipc_addre
 
 EXIT_HALTED = 3
 """Exit status of a run that the doctor ended."""
+LONG_STEPS = 5_000
+"""Number of steps from which the end of a run is announced, because it takes seconds."""
 
 
 def start_run(
@@ -445,6 +447,9 @@ def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
             write_whole(run.supervisor, json.dumps(times) + "\n")
         except OSError as error:  # a full disk must not hide the reason why the run ended
             view.line(f"{run.supervisor} cannot be written: {error.strerror}")
+    # Before the reason why the run ended, which `Relay` takes from the last line.
+    if (steps := last_line(run.metrics).get("step", 0)) >= LONG_STEPS:
+        view.line(f"the summary and the report of {steps:,} steps are made, which may take a while")
     if halt:
         view.line(f"{halt} Go on with `{run.resume_command}`")
         return EXIT_HALTED
@@ -505,9 +510,9 @@ def _finish(
         RunError: the disk is full, or a file of the run is damaged.
     """
     total = {name: seconds + (earlier.get(name) or 0.0) for name, seconds in costs.items()}
-    summary = summarise(run, wall_s=total["wall_s"], processor_s=total["processor_s"])
+    records = read_records(run)  # once: a long run has hundreds of megabytes
+    summary = summarise(run, **total, records=records)
     view.close(summary)
-    records = read_records(run)
     for finding in doctor.conclude(records):
         view.line(f"doctor: {finding.sentence()}")
     if (best := best_checkpoint(run, records.config)) and best.reason:
@@ -519,7 +524,7 @@ def _finish(
     try:
         # The summary first: a page that cannot be made must not lose it.
         write_summary(run, summary)
-        run.report.write_text(render(run, summary), encoding="utf-8")
+        run.report.write_text(render(run, summary, records, doctor.findings), encoding="utf-8")
     except OSError as error:
         raise RunError(
             f"{run.root}: no summary and report can be written: {error.strerror}; make room, then "
