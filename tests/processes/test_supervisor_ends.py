@@ -43,6 +43,8 @@ def test_a_signal_ends_the_run_and_is_named(site: Site, number: signal.Signals) 
     site.plan("learner", "lives")
     site.view.on_event = tell
     assert patiently(until_signalled(site.supervisor())) == number
+    (said,) = site.view.lines
+    assert said.startswith("the run is being ended: its processes have 3 s, then they are killed")
     default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     assert signal.getsignal(number) == default
 

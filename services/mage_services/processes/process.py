@@ -361,9 +361,14 @@ async def until_there_is_space(write: Callable[[], Awaitable[T]], note: Callable
     raise AssertionError("`ticks` never ends")
 
 
-async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
+async def until_signalled(
+    work: Awaitable[None], *signals: int, on_signal: Callable[[], None] = lambda: None
+) -> int | None:
     """Await `work` until its end, or until the first of some signals cancels this task; return the
     signal's number, or None. A SIGHUP that is ignored stays so: `nohup` asks for that.
+
+    Args:
+        on_signal: Called at the first signal; further ones do nothing.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -372,6 +377,7 @@ async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
     def end(number: int) -> None:
         if not received:
             received.append(number)
+            on_signal()
             task.cancel()
 
     handled = [

@@ -397,8 +397,14 @@ async def until_signalled(supervisor: Supervisor) -> int | None:
     """Supervise until the end of the run, or until SIGINT, SIGTERM or SIGHUP; return the signal's
     number, or None.
     """
+    text = (
+        f"the run is being ended: its processes have {GRACE_S:g} s, then they are killed. Ctrl-C "
+        "changes nothing until then; afterwards it leaves out the summary and the report"
+    )
     return await process.until_signalled(
-        supervisor.supervise(), signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        supervisor.supervise(),
+        *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+        on_signal=lambda: supervisor.view.line(text),
     )
 
 
