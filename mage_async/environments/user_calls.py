@@ -44,11 +44,11 @@ _MOST_CODE_CHARS = 100
 _MISTAKES = (
     *(ArithmeticError, AssertionError, AttributeError, FloatingPointError, ImportError, IndexError),
     *(KeyError, LookupError, ModuleNotFoundError, NameError, NotImplementedError, OverflowError),
-    *(RecursionError, TypeError, UnboundLocalError, ValueError, ZeroDivisionError),
+    *(RecursionError, SystemExit, TypeError, UnboundLocalError, ValueError, ZeroDivisionError),
 )
-"""Exceptions that wrong code raises. An exception's class must be one of these itself, and not only
-inherit from one. Others, such as `OSError` and `RuntimeError`, may come from a server or a network,
-and a later try may succeed.
+"""Exceptions that wrong code raises, or a program that ends itself (`SystemExit`). An exception's
+class must be one of these itself, and not only inherit from one. Others, such as `OSError` and
+`RuntimeError`, may come from a server or a network, and a later try may succeed.
 """
 
 

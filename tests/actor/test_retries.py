@@ -199,6 +199,7 @@ def test_a_class_that_always_fails_drops_its_group_after_the_tries(
     ("trouble", "most"),
     [
         ("raise ValueError('broken')", 2),
+        ("raise SystemExit(3)", 2),
         ("return 'paper', None, True", 2),
         ("raise OSError('a server must return 200, as if it raised ValueError: no')", 7),
     ],
