@@ -24,6 +24,7 @@ from mage_async.config import config_file
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ContextFull, RunError, TurnLost
 from mage_async.inference.chat_files import load_chat
+from mage_services.cli.chat import COMMANDS
 from mage_services.engines.chat_endpoint import ChatEndpoint, Endpoint, text_chat
 from mage_services.environments.call_runner import CallRunner
 from mage_services.gateway.chat_completions import (
@@ -449,7 +450,7 @@ def test_results_of_parallel_calls_come_in_the_order_of_the_calls():
 def test_the_terminal_talks_with_the_policy(run_dir):
     done = subprocess.run(
         [*MAGE, "chat", str(run_dir), "--temperature", "0"],
-        input="episode 1\nopp rock\n/reset\nepisode 1\n",
+        input="episode 1\nopp rock\n/reset\n/hlep\n/help\nepisode 1\n/quit\nepisode 1\n",
         capture_output=True,
         text=True,
         timeout=110,
@@ -458,6 +459,7 @@ def test_the_terminal_talks_with_the_policy(run_dir):
     answers = [line for line in done.stdout.replace("> <", "<").splitlines() if "<action>" in line]
     assert len(answers) == 3
     assert answers[2].endswith(answers[0])
+    assert f"there is no command '/hlep': {COMMANDS}\n> {COMMANDS}\n" in done.stdout
 
 
 class Hub(BaseHTTPRequestHandler):

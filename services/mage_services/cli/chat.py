@@ -6,13 +6,17 @@ from pathlib import Path
 from mage_services.cli.options import add_checkpoint, add_number, add_set, amount, positive
 
 HELP = "Talk with a run's policy, which remembers what was said."
+COMMANDS = (
+    "/reset begins another conversation, /quit or Ctrl-D ends, /help prints this line; "
+    "a space before a slash says it to the policy"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and how words are sampled."""
     parser.epilog = (
         "The policy answers as in training: to the observation of an environment, with an action. "
-        "`/reset` begins another conversation; Ctrl-D ends it."
+        f"Commands: {COMMANDS}."
     )
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
@@ -34,13 +38,18 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.api.policy import Policy
 
     policy = Policy(RunDirectory(given.run_dir.resolve()), given.set, given.checkpoint)
-    print(f"version {policy.version} of {given.run_dir.name}; /reset forgets, Ctrl-D ends")
+    print(f"version {policy.version} of {given.run_dir.name}; /help lists the commands")
     with policy.chat() as chat:
         while True:
             try:
                 words = input("> ")
+                if words == "/quit":
+                    return 0
                 if words == "/reset":
                     chat.reset()
+                elif words.startswith("/"):
+                    unknown = "" if words == "/help" else f"there is no command {words!r}: "
+                    print(f"{unknown}{COMMANDS}")
                 elif words:
                     sampling = {"max_tokens": given.max_tokens, "temperature": given.temperature}
                     print(chat(words, **sampling))
