@@ -37,8 +37,9 @@ PATIENCE_S = 60.0
 STARTS = """
 import subprocess, sys
 from mage_services.processes.child_process import dying_with_parent
-command = [sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"]
-subprocess.run(dying_with_parent(command))
+tells = "import os; print(os.getpid(), flush=True); os.read(0, 1)"
+starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {tells!r}]); {tells}"
+subprocess.run(dying_with_parent([sys.executable, "-c", starts]))
 """
 
 ECHO = """
@@ -295,12 +296,14 @@ def test_whoever_waits_says_so(
     asyncio.run(main())
 
 
-def test_a_program_that_is_not_ours_is_killed_with_its_parent() -> None:
+def test_a_program_that_is_not_ours_is_killed_with_its_parent_and_what_it_started_too() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
         assert parent.stdout is not None
-        watched = descriptors({"program": int(parent.stdout.readline())})
+        lines = [int(parent.stdout.readline()) for _ in range(2)]
+        watched = descriptors(dict(zip(("program", "what it started"), lines, strict=True)))
         parent.kill()
         assert living_after(watched, PATIENCE_S) == set()
     assert subprocess.run(dying_with_parent(["sh", "-c", "exit 7"])).returncode == 7
+    assert subprocess.run(dying_with_parent(["sh", "-c", "kill -9 $$"])).returncode == 128 + 9

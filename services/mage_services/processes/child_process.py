@@ -74,13 +74,19 @@ _READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 """Option of Linux's `prctl` for the signal that a process receives when its parent ends."""
 _ASK_AND_EXECUTE = f"""
-import ctypes, os, sys
-ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL.value})
+import ctypes, os, signal, sys
+os.setpgid(0, 0)
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM.value})
 if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
+    child = os.fork()
+    if not child:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.exit(code if code >= 0 else 128 - code)
 """
-"""Program that asks to be killed with its parent, and then becomes another program (`execvp`).
-Arguments: the id of the parent, and the command of the other program."""
+"""Program that runs another one in a process group of its own, and kills the group when its parent
+ends. Arguments: the id of the parent, and the other program's command."""
 _FRAME = re.compile(r' +File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """Line of a printed stack that names a file, a line and a function."""
 _STACK_LINE = re.compile(
@@ -523,8 +529,9 @@ def die_with_parent() -> None:
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
-    """Return a command that runs a foreign program, and lets the kernel kill it with this process
-    (Linux). A program of this package calls `die_with_parent` instead.
+    """Return a command that runs a foreign program, which is killed with this process, and what it
+    has started in its process group too (Linux). Its exit code is the program's, or 128 + N after
+    signal N. A program of this package calls `die_with_parent` instead.
     """
     if not sys.platform.startswith("linux"):
         return [*command]
