@@ -17,6 +17,7 @@ from functools import cached_property
 from hashlib import blake2s
 from itertools import chain
 from math import isfinite, prod
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -568,9 +569,56 @@ class _OwnMethod:
 
         def call(*given: Any, **named: Any) -> Any:
             with _naming(self._name, hook):
-                return found(*given, **named)
+                value = found(*given, **named)
+                fits, expected = _RETURNS.get(hook, (None, ""))
+                if fits and not fits(value):
+                    raise ConfigError(
+                        f"method {self._name!r}, {hook}: return {expected}, got {value!r:.100}, of "
+                        f"type {type(value).__name__}"
+                    )
+            return value
 
         return call
+
+
+def _is_share(value: Any) -> bool:
+    """Return whether a value is a number from 0 to 1."""
+    return hasattr(value, "__float__") and 0.0 <= float(value) <= 1.0
+
+
+_GUIDANCE = (lambda value: value is None or isinstance(value, Guidance), "a `Guidance`, or None")
+_SHARE = (_is_share, "a number from 0 to 1")
+_RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "horizon": (lambda value: isinstance(value, Horizon), "a `Horizon`"),
+    "self_play_share": _SHARE,
+    "guidance": _GUIDANCE,
+    "guidance_tokens": (lambda value: isinstance(value, Integral), "a whole number"),
+    "evaluation_guidance": _GUIDANCE,
+    "advisers": (lambda value: value is None or callable(value), "a function, or None"),
+    "state": (lambda value: value is None or isinstance(value, bytes), "bytes, or None"),
+    "record": (lambda value: value is None or isinstance(value, Mapping), "a dictionary, or None"),
+    "guide_demonstration": _GUIDANCE,
+    "early_share": _SHARE,
+    "roles": (
+        lambda value: value is None or (isinstance(value, tuple | list) and len(value) == 2),
+        "the names of two adapters, or None",
+    ),
+    "trained_kinds": (
+        lambda value: isinstance(value, Collection) and {*value} <= {*Kind},
+        "a collection of members of `Kind`",
+    ),
+    "trainer": (
+        lambda value: value is None or hasattr(value, "train"),
+        "an object with the methods of `Trainer`, or None",
+    ),
+    "frozen_policy": (
+        lambda value: value is None or isinstance(value, str | Path),
+        "the path of a directory, or None",
+    ),
+    "batch_metrics": (lambda value: isinstance(value, Mapping), "a dictionary of numbers"),
+}
+"""Whether a value is what a hook returns, and words for that. Rewards of turns and loss terms are
+checked where they are used."""
 
 
 class _OwnTerm:

@@ -334,6 +334,8 @@ class TrialRun:
         done = [turn.action for turn in self._turns if turn.is_act_of(self.episode)]
         with environment_code(self._task, self._turn_name(), "the adviser "):
             wanted = self._adviser.action(self.play, self.episode, done)
+            if not isinstance(wanted, str | None):
+                raise EnvironmentFault(f"the adviser must return an action, got {wanted!r:.60}")
         if wanted is not None:
             tokens, parser = completion.tokens.tolist(), self._config.parser
             alternative = Alternative(len(self._turns), wanted)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, MageError
 from mage_async.learning.packing import credited
+from mage_async.methods.catalogue import method_class
 from mage_async.methods.method import Methods, overriding
 from mage_async.results.metrics import check_names
 from mage_async.results.run_directory import RunDirectory
@@ -257,6 +259,24 @@ class Plain:
     pass
 
 
+class Types(Method):
+    def horizon(self, version, horizon): return 3
+    def self_play_share(self): return 50
+    def guidance(self, number, task): return "look left"
+    def guidance_tokens(self): return 2.5
+    def evaluation_guidance(self, task, record=None): return {}
+    def advisers(self): return "nobody"
+    def state(self): return {"paid": 1}
+    def record(self): return [1]
+    def guide_demonstration(self, task): return True
+    def early_share(self): return "all"
+    def roles(self): return "ab"
+    def trained_kinds(self, version): return "act"
+    def trainer(self, model, chat): return True
+    def frozen_policy(self): return 1
+    def batch_metrics(self, trials): return [("paid", 1.0)]
+
+
 class Typo(Method):
     def turn_reward(self, trials):
         return None
@@ -319,6 +339,18 @@ def test_a_hook_that_raises_or_returns_something_else_is_named(
         Training.of(run, config, None).step(groups)
     assert caught.value.is_deterministic, "the learner is not started again"
     assert wrong == "Taken" or str(caught.value).startswith(f"method 'wrong_method:{wrong}', ")
+
+
+def test_a_hook_that_returns_another_type_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong_method.py").write_text(WRONG)
+    (method,) = Methods(configured("wrong_method:Types"))
+    own = vars(method_class("wrong_method:Types"))
+    hooks = {name: each for name, each in own.items() if not name.startswith("__")}
+    assert len(hooks) == 15
+    for hook, function in hooks.items():
+        given = [None] * (len(signature(function).parameters) - 1)  # without `self`
+        with pytest.raises(ConfigError, match=f"'wrong_method:Types', {hook}: return .*, got .*"):
+            getattr(method, hook)(*given)
 
 
 def test_rewards_may_come_one_by_one_and_numbers_as_tensors(name: str, tmp_path: Path) -> None:

@@ -174,3 +174,6 @@ def test_what_an_adviser_raises_is_not_the_environments_mistake(chat: ChatFormat
     how = replace(rules(chat), advisers=lambda environment, task, index: Raising())
     with pytest.raises(EnvironmentFault, match=r"seed 3.*: the adviser raised ValueError: no idea"):
         played(how, chat, " rock")
+    Raising.action = lambda *given: 7  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentFault, match="the adviser must return an action, got 7"):
+        played(how, chat, " rock")
