@@ -64,6 +64,16 @@ def test_what_is_no_sweep_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sweep_says_once_that_a_preset_takes_stale_tokens_for_fresh(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for over in ("learner.learning_rate=1e-3,3e-3", "learner.correction=none,decoupled"):
+        read_sweep("--over", over, "--method", "grpo")
+        said = "--method grpo: stale tokens are trained on as if they were fresh"
+        # A sweep over corrections shows what each does.
+        assert capsys.readouterr().err.count(said) == ("rate" in over)
+
+
 def finished(setting: Setting, seed: int, last: float) -> FinishedRun:
     """A run that says what a page shows of it."""
     from tests.results.test_ablation import FIGURES
