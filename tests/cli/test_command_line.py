@@ -451,13 +451,16 @@ def test_the_commit_of_a_checkout_is_recorded_with_whether_it_was_changed(tmp_pa
     assert _versions(tmp_path)["commit"] == f"{commit}-dirty"
 
 
-def test_modules_of_the_current_directory_stand_behind_what_is_installed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["mage_async", "mage_async.launch"])
+def test_modules_of_the_current_directory_stand_behind_what_is_installed(
+    tmp_path: Path, module: str
+) -> None:
     for name in ("numpy", "msgspec", "uvloop", "argparse"):
         (tmp_path / f"{name}.py").write_text(SHADOW)
     (tmp_path / "my_game.py").write_text("from mage_async.environments.games.rps import Rps\n")
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
-    command = [sys.executable, "-m", "mage_async.launch", "--set", "environment.name=my_game:Rps"]
+    command = [sys.executable, "-m", module, "--set", "environment.name=my_game:Rps"]
     done = subprocess.run(
         [*command, "--print-config"],
         cwd=tmp_path,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mage_services.processes.priority import ACTOR, EVALUATOR, WATCHER
+from mage_services.processes.cores_and_memory import ACTOR, EVALUATOR, WATCHER
 
 LOWER = """
 import os, sys
-from mage_services.processes.priority import lower_priority
+from mage_services.processes.cores_and_memory import lower_priority
 os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
 lower_priority(int(sys.argv[2]))
 print(os.getpriority(os.PRIO_PROCESS, 0))
@@ -54,14 +54,14 @@ def test_its_session_is_as_nice() -> None:
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="the kernel does not weigh sessions")
 def test_a_session_weighs_as_any_other_once_nothing_has_to_be_given_way_to() -> None:
     name = "restore_priority"
-    then = f"from mage_services.processes.priority import {name}; {name}()\n"
+    then = f"from mage_services.processes.cores_and_memory import {name}; {name}()\n"
     said = niceness_of_a_child(0, WATCHER, f"{then}print(open({str(AUTOGROUP)!r}).read())")
     assert (said.split()[0], said.split()[-1]) == (str(WATCHER), "0")
 
 
 THREAD = """
 import subprocess, threading, time
-from mage_services.processes.priority import lower_priority, restore_priority
+from mage_services.processes.cores_and_memory import lower_priority, restore_priority
 
 def niceness():
     return [os.getpriority(os.PRIO_PROCESS, each) for each in (thread.native_id, child.pid)]

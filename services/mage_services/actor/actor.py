@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mage_services.processes.priority import ACTOR, lower_priority
+from mage_services.processes.cores_and_memory import ACTOR, lower_priority
 
 if __name__ == "__main__":
     # Lowered before the imports below, which take seconds, so that the learner's imports, for which

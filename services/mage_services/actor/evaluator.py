@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mage_services.processes.priority import EVALUATOR, lower_priority, restore_priority
+from mage_services.processes.cores_and_memory import EVALUATOR, lower_priority, restore_priority
 
 if __name__ == "__main__":
     # Lowered before the imports below, as in `actor.py`.

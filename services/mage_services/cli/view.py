@@ -26,7 +26,7 @@ def run(given: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     import uvloop
 
-    from mage_services.processes.priority import WATCHER, lower_priority
+    from mage_services.processes.cores_and_memory import WATCHER, lower_priority
     from mage_services.view.server import serve
 
     def show_address(address: str) -> None:

@@ -37,7 +37,7 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines, write_whole
 from mage_services.processes.child_process import end_in_words, module_command
-from mage_services.processes.priority import WATCHER, lower_priority, restore_priority
+from mage_services.processes.cores_and_memory import WATCHER, lower_priority, restore_priority
 from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0

@@ -15,7 +15,7 @@ import msgspec
 from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.child_process import ChildProcess, channel_to_parent
-from mage_services.processes.priority import ACTOR
+from mage_services.processes.cores_and_memory import ACTOR
 from mage_services.view.index import RunReader
 
 if TYPE_CHECKING:

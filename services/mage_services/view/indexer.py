@@ -30,7 +30,7 @@ from mage_services.journal.record_bytes import (
     whole_records,
 )
 from mage_services.processes.child_process import channel_to_parent
-from mage_services.processes.priority import WATCHER, lower_priority
+from mage_services.processes.cores_and_memory import WATCHER, lower_priority
 from mage_services.view.index import connect
 
 MODULE = "mage_services.view.indexer"
