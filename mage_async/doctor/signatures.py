@@ -348,6 +348,10 @@ RUNAWAY_TIMES, RUNAWAY_NATS = 2.0, 0.3
 """Factor and difference, in nats, to the lowest entropy so far above which entropy runs away; both
 must be exceeded. The largest rise of a healthy run was 0.12 nats.
 """
+RUNAWAY_ERRORS = 6.5
+"""Standard errors of the rise that must be exceeded too. So many, because the lowest mean is picked
+from all steps of a run.
+"""
 
 
 def entropy_runaway(run: History) -> Sightings:
@@ -355,7 +359,15 @@ def entropy_runaway(run: History) -> Sightings:
     mean, low = run.mean("entropy", LOWEST_OVER["entropy"]), run.lowest.get("entropy", math.inf)
     # Without advantages only the bonus on entropy moves the policy: `no_variance` is the cause.
     is_taught = run.mean("zero_advantage_share", LOWEST_OVER["entropy"]) <= NO_VARIANCE
-    if is_taught and mean > max(RUNAWAY_TIMES * low, low + RUNAWAY_NATS):
+    if not is_taught or mean <= max(RUNAWAY_TIMES * low, low + RUNAWAY_NATS):
+        return
+    # Batches of few trials have entropies that differ by chance. The noise is that since the lowest
+    # mean, because the fall to it may have been steep.
+    width = LOWEST_OVER["entropy"]
+    known = [each["entropy"] for each in run.recent("entropy", MAX_STEPS)]
+    means = [_mean(known[start : start + width]) for start in range(len(known) - width + 1)]
+    since = known[means.index(min(means)) :]
+    if mean - low > RUNAWAY_ERRORS * noise(since) * math.sqrt(2 / width):
         yield Sighting(f"entropy is {mean:.3g} nats, after as little as {low:.3g}")
 
 
@@ -660,10 +672,7 @@ def memory_unused(config: Config, evaluation: Record) -> Sightings:
         yield seen._replace(remedy=MORE_TRAINING) if pays_all else seen
 
 
-MORE_TRAINING = (
-    "Train for more learner.steps; where the interval is wide, evaluate more trials "
-    "(`mage evaluate --trials`)."
-)
+MORE_TRAINING = "Train for more learner.steps."
 EARLY_PAID = ("differential", "cumulative_paper")
 """Kinds of credit that pay an episode for what it teaches later ones, at a discount of 1."""
 
@@ -676,11 +685,17 @@ def swap_harmless(config: Config, evaluation: Record) -> Sightings:
         yield from _no_loss(evaluation, "heldout_swapped", "with another member hidden in it")
 
 
+NARROW = 0.1
+"""Largest half-width of a difference of returns that shows that hardly anything is lost, as a share
+of the span of returns; without bounds, of the larger return.
+"""
+
+
 def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
     """Yield a sighting if no loss is shown of the last episode in a control set, against the
     held-out set.
 
-    A difference counts if it exceeds its 95 % half-width.
+    A difference counts if it exceeds its 95 % half-width. Where that is wide, nothing is shown.
     """
     sets = evaluation["sets"]
     heldout, other = sets.get("heldout"), sets.get(control)
@@ -688,7 +703,9 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
         return
     full, reduced = heldout["return_by_episode"][-1], other["return_by_episode"][-1]
     half_width = math.hypot(halves_of(heldout)[-1], halves_of(other)[-1])
-    if full - reduced <= half_width:
+    bounds = _bounds(evaluation["environment"]) if "environment" in evaluation else None
+    span = bounds[1] - bounds[0] if bounds else max(abs(full), abs(reduced))
+    if full - reduced <= half_width <= NARROW * span:
         earns, keeps, half = texts(full, reduced, half_width)
         yield Sighting(
             f"held-out, the last episode earns {earns}, and {how} {keeps}: no loss beyond the "

@@ -1,11 +1,15 @@
 """The doctor's memory: what is new, what comes back, and what evaluations show."""
 
 import json
+import random
+import statistics
 
 import pytest
 
+from mage_async.config import config_file
 from mage_async.doctor import Doctor, examine
-from mage_async.doctor.signatures import texts
+from mage_async.doctor.signatures import memory_unused, swap_harmless, texts
+from mage_async.results.intervals import half_width
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_records
 from tests.doctor.sick_runs import Record, doctor, healthy
@@ -61,6 +65,38 @@ def test_a_control_that_takes_nothing_away_is_found(
     assert all(
         "no loss beyond the interval of the difference, ± 0.03" in str(each) for each in found
     )
+
+
+def test_few_and_noisy_trials_accuse_no_healthy_run() -> None:
+    """Wins of a policy that loses a third of them, or more, in each control."""
+    config, draw, found = config_file.load(config_file.find(None)), random.Random(0), 0
+
+    def played(number: int, share: float) -> Record:
+        wins = [float(draw.random() < share) for _ in range(number)]
+        mean, half = statistics.fmean(wins), half_width(wins, 1.0)
+        scored = {"return_by_episode": [0.5, mean], "ci95_by_episode": [half, half]}
+        return scored | {"num_trials": number}
+
+    for _ in range(1000):
+        number = draw.choice((1, 2, 3, 4, 8, 16, 32, 64, 256))
+        shares = {"heldout": 0.9, "heldout_blind": 0.6, "heldout_swapped": 0.3}
+        facts = {"min_return": 0.0, "max_return": 1.0, "units": 1}
+        each = {name: played(number, share) for name, share in shares.items()}
+        evaluated = {"sets": each, "environment": facts}
+        found += any([*memory_unused(config, evaluated), *swap_harmless(config, evaluated)])
+    assert found <= 10
+    used = {"heldout": played(512, 0.6), "heldout_blind": played(512, 0.6)}
+    assert [*memory_unused(config, {"sets": used, "environment": facts})]
+
+
+def test_noise_of_the_entropy_is_no_runaway() -> None:
+    draw, known = random.Random(0), healthy()[10]
+    for _ in range(20):
+        looks = doctor()
+        for step in range(1, 101):
+            noisy = {"step": step, "entropy": draw.lognormvariate(-1.0, 0.8)}
+            looks.step(known | noisy)
+        assert "entropy_runaway" not in {each.name for each in looks.findings}
 
 
 def test_returns_in_a_small_unit_are_compared_with_more_digits_than_zeros() -> None:

@@ -106,7 +106,7 @@ def test_too_large_a_bonus_of_entropy_is_found_with_what_it_does_to_actions(
     patient.adopt(**FAST)
     patient.train(3)
     patient.adopt(learning_rate=0.01, entropy=20.0, final_entropy=20.0, entropy_ceiling=0.0)
-    patient.train(8)
+    patient.train(10)
     assert {found.name for found in patient.findings} == {"entropy_runaway", "invalid_actions"}
     assert all(found.onset > WELL + 3 for found in patient.findings)
 
