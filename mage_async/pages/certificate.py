@@ -197,7 +197,7 @@ def _costs(costs: Mapping[str, Any]) -> Table:
         "prompt tokens": figure(costs["prompt_tokens"]),
         "of them from a cache": figure(costs["cached_tokens"]),
         "sampled tokens": figure(costs["completion_tokens"]),
-        "time, this session": duration(costs["wall_s"]),
+        "time, all sessions": duration(costs["wall_s"]),
         "time of all calls": duration(costs["seconds"]),
     }
     if costs["money"] is not None:

@@ -199,6 +199,10 @@ def test_an_interrupted_measurement_loses_nothing(
         json.loads((tmp_path / name / "certificate.json").read_text()) for name in "ab"
     )
     assert first["tasks"] == second["tasks"]
+    lines = (tmp_path / "a" / "sessions.jsonl").read_text().splitlines()
+    sessions = [json.loads(line)["wall_s"] for line in lines]
+    assert len(sessions) == 2
+    assert first["costs"]["wall_s"] == sum(sessions)
 
 
 def test_no_trial_rests_on_answers_of_an_endpoint_that_returned_nothing(

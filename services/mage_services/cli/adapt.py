@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2s
 from pathlib import Path
@@ -446,6 +447,7 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
     Completions that were received before a cancellation are kept.
     """
     from mage_async.results.certificate import too_few_members
+    from mage_async.results.run_files import read_lines
     from mage_services.actor.adaptation import Measurement, Record
     from mage_services.actor.rollout import Retries
     from mage_services.environments.call_runner import CallRunner
@@ -473,8 +475,25 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
         _say(f"{await engine.describe()}: {measurement.num_trials():,} trials into {out}")
         if num_done := len(record.outcomes):
             _say(f"{num_done:,} of them are recorded, with {record.usage.calls:,} answers")
-        await _with_progress(measurement, given.price)
-    return _document(given, player, measurement, time.monotonic() - began)
+        with _session(out / "sessions.jsonl", began):
+            await _with_progress(measurement, given.price)
+    wall_s = sum(line["wall_s"] for line in read_lines(out / "sessions.jsonl"))
+    return _document(given, player, measurement, wall_s)
+
+
+@contextmanager
+def _session(file: Path, began: float) -> Iterator[None]:
+    """Append the seconds since `began` to a file at the end of the block, also if it is interrupted
+    or fails.
+    """
+    from mage_async.policy.full_disk import writing
+    from mage_services.processes.process import append_lines
+
+    try:
+        yield
+    finally:
+        with writing(str(file), "make room"):
+            append_lines(file, [{"wall_s": time.monotonic() - began}])
 
 
 def _prepare(
