@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from mage_services.api.start_to_report import _versions
 from mage_services.cli import replay
 from mage_services.cli.completion import SHELLS
 from mage_services.cli.main import COMMANDS, EXIT_FAILED, EXIT_USAGE, main
+from mage_services.processes import child_process
 
 HELP_OF_ALL = """
 import sys
@@ -259,11 +261,16 @@ def test_the_keys_of_one_section_are_explained(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("spelling", [[], ["train"]])
 def test_without_a_command_mage_trains(
-    spelling: list[str], capsys: pytest.CaptureFixture[str]
+    spelling: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    waits = list[str]()
+    monkeypatch.setattr(
+        child_process, "waiting_notice", lambda what: nullcontext(waits.append(what))
+    )
     assert main([*spelling, "--config", "scout", "--seed", "3", "--print-config"]) == 0
     wanted = config_file.load(config_file.find("scout"), ["seed=3"])
     assert config_file.loads(capsys.readouterr().out) == wanted
+    assert waits == ["imports and the configuration"]
 
 
 @pytest.mark.parametrize("policy", ["policy.kind=tiny", "policy.source=model"])

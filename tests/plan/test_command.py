@@ -10,6 +10,7 @@ from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.plan.plan import GB, check_gpu, device_for
 from mage_services.actor.preflight import run_preflight
 from mage_services.cli.main import main
+from mage_services.processes import child_process
 
 QUICK = ["--set", "policy.layers=1", "--set", "admission.groups_per_step=1"]
 SMALL_GPU = (
@@ -22,10 +23,12 @@ SMALL_GPU = (
 
 
 def test_a_plan_says_parts_operations_and_that_it_fits(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child_process, "WAIT_NOTICE_S", 0.01)
     assert main(["plan", *QUICK, "--memory-gb", "10", "--tflops", "0.1"]) == 0
-    said = capsys.readouterr().out
+    said, waited = capsys.readouterr()
+    assert waited.startswith("waiting for the plan, of an update without weights: 0 s\n")
     for word in (
         "learner on this machine, GB:",
         "engine of actor-3 on this machine",

@@ -60,12 +60,14 @@ def _nodes(given: argparse.Namespace) -> int:
     from mage_async.pages.charts import counted
     from mage_services.cluster.node_checks import examine
     from mage_services.cluster.placement import check as check_placed
+    from mage_services.processes.child_process import waiting_notice
 
     config = config_file.load(config_file.find(given.config), given.set)
     check(config)
     check_placed(config)
     began = time.monotonic()
-    facts, needs = examine(given.cluster, config, given.actors or default_actors(config))
+    with waiting_notice(f"the nodes of {given.cluster}"):
+        facts, needs = examine(given.cluster, config, given.actors or default_actors(config))
     faults = faults_of(facts, needs)
     nodes = counted(1 + len(facts.others) + len(facts.silent), "node")
     seconds = time.monotonic() - began

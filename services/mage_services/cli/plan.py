@@ -34,17 +34,20 @@ def run(given: argparse.Namespace) -> int:
         ConfigError: the run would not fit; or the hardware is not known.
         PolicyError: the policy's shape is unknown, or it cannot be trained as configured.
     """
-    from mage_async.assembly import check
-    from mage_async.config import config_file
-    from mage_async.config.defaults import default_actors
-    from mage_async.plan.plan import device_for, plan_lines, plan_of
+    from mage_services.processes.child_process import waiting_notice
     from mage_services.processes.cores_and_memory import memory_bytes
 
-    config = config_file.load(config_file.find(given.config), given.set, given.method)
-    check(config)
-    device = device_for(config, machine_bytes=memory_bytes(), memory_gb=given.memory_gb)
-    actors = given.actors or default_actors(config)
-    plan = plan_of(config, device, actors, context_tokens=given.context_tokens)
+    with waiting_notice("the plan, of an update without weights"):  # the imports take seconds too
+        from mage_async.assembly import check
+        from mage_async.config import config_file
+        from mage_async.config.defaults import default_actors
+        from mage_async.plan.plan import device_for, plan_lines, plan_of
+
+        config = config_file.load(config_file.find(given.config), given.set, given.method)
+        check(config)
+        device = device_for(config, machine_bytes=memory_bytes(), memory_gb=given.memory_gb)
+        actors = given.actors or default_actors(config)
+        plan = plan_of(config, device, actors, context_tokens=given.context_tokens)
     print("\n".join(plan_lines(plan, given.tflops)))
     plan.check()
     print(f"fits, with {plan.spare():.0%} to spare")

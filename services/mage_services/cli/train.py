@@ -81,16 +81,25 @@ def run(given: argparse.Namespace) -> int:
             to resume.
         RunFailed: the run failed after it had begun.
     """
-    from mage_async.assembly import check_keys
-    from mage_async.config import config_file
-    from mage_async.results.run_directory import RunDirectory
-    from mage_async.results.run_files import read_document
-    from mage_services.api.start_to_report import start_run
-    from mage_services.processes.child_process import die_with_parent, ending_descendants
-    from mage_services.terminal import CountedOutput, lasting_output
+    from mage_services.processes.child_process import (
+        die_with_parent,
+        ending_descendants,
+        waiting_notice,
+    )
 
     die_with_parent()  # the parent may be a sweep or an ablation
-    with redirect_stdout(sys.stderr) if given.print_config else nullcontext():
+    # On a busy machine the imports alone, torch among them, may take a minute.
+    with (
+        waiting_notice("imports and the configuration"),
+        redirect_stdout(sys.stderr) if given.print_config else nullcontext(),
+    ):
+        from mage_async.assembly import check_keys
+        from mage_async.config import config_file
+        from mage_async.results.run_directory import RunDirectory
+        from mage_async.results.run_files import read_document
+        from mage_services.api.start_to_report import start_run
+        from mage_services.terminal import CountedOutput, lasting_output
+
         config = _config(given)  # what an imported class prints goes to stderr
         if note := config_file.note_on_staleness(config, given.method):
             print(note, file=sys.stderr)

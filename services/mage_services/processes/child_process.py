@@ -692,19 +692,19 @@ def last_line(log: Path) -> str:
 @contextmanager
 def waiting_notice(what: str) -> Iterator[None]:
     """Print a line to stderr every `WAIT_NOTICE_S` seconds within the block, which waits for
-    `what`. Needs a running event loop.
+    `what`.
     """
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    handle: asyncio.TimerHandle
+    began, has_ended = time.monotonic(), threading.Event()
 
-    def notice() -> None:
-        nonlocal handle
-        print(f"waiting for {what}: {loop.time() - began:.0f} s", file=sys.stderr, flush=True)
-        handle = loop.call_later(WAIT_NOTICE_S, notice)
+    def notices() -> None:
+        while not has_ended.wait(WAIT_NOTICE_S):
+            waited_s = time.monotonic() - began
+            print(f"waiting for {what}: {waited_s:.0f} s", file=sys.stderr, flush=True)
 
-    handle = loop.call_later(WAIT_NOTICE_S, notice)
+    thread = threading.Thread(target=notices, daemon=True)  # the block may hold up an event loop
+    thread.start()
     try:
         yield
     finally:
-        handle.cancel()
+        has_ended.set()
+        thread.join()
