@@ -504,7 +504,7 @@ _CASES = [
     # Models.
     Case(
         "no_weights",
-        r"no \*\.safetensors",
+        r"no model\.safetensors",
         r"name a directory with a model",
         settings=SOURCE,
         prepare=with_model(lambda folder: (folder / "model.safetensors").unlink()),

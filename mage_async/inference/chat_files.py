@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -254,6 +255,35 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not file.is_file():
         raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
     return _json(file)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files of a model directory, or the file itself.
+
+    Raises:
+        PolicyError: the directory's index cannot be read.
+    """
+    if not path.is_dir():
+        return [path]
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    # The single file has precedence, as in transformers: a model that was saved over a larger one
+    # does not remove the index of the larger one.
+    if index.is_file() and not single.is_file():
+        try:
+            files = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise PolicyError(
+                f"{index}: cannot be read as an index of weights: {error}; copy the file again"
+            ) from error
+        return [path / name for name in sorted(set(files))]
+    return [single]
+
+
+class _Index(msgspec.Struct):
+    """Hold the part of an index file that is read."""
+
+    weight_map: dict[str, str]
+    """Name of the file of each tensor."""
 
 
 def _json(file: Path) -> dict[str, Any]:

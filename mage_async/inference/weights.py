@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -22,6 +21,7 @@ from mage_async.completion import SECOND_ROLE
 from mage_async.errors import PolicyError, UnreadableWeights
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
+from mage_async.inference.chat_files import weight_files
 
 Tensors = dict[str, torch.Tensor]
 
@@ -236,35 +236,6 @@ def check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
             raise PolicyError(
                 f"{path}: weights of another model: {name} is {theirs}, and should be {ours}"
             )
-
-
-def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a model directory, or the file itself.
-
-    Raises:
-        PolicyError: the directory's index cannot be read.
-    """
-    if not path.is_dir():
-        return [path]
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    # The single file has precedence, as in transformers: a model that was saved over a larger one
-    # does not remove the index of the larger one.
-    if index.is_file() and not single.is_file():
-        try:
-            files = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise PolicyError(
-                f"{index}: cannot be read as an index of weights: {error}; copy the file again"
-            ) from error
-        return [path / name for name in sorted(set(files))]
-    return [single]
-
-
-class _Index(msgspec.Struct):
-    """Hold the part of an index file that is read."""
-
-    weight_map: dict[str, str]
-    """Name of the file of each tensor."""
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from mage_async.errors import PolicyError
-from mage_async.inference.chat_files import SUPPORTED, read_config
+from mage_async.inference.chat_files import SUPPORTED, read_config, weight_files
 
 HEAD = "lm_head.weight"
 """Name of the LM head's tensor."""
@@ -65,20 +65,22 @@ def outline_of(directory: Path) -> Outline:
     """Read `config.json` and the safetensors headers.
 
     Raises:
-        PolicyError: `config.json` is missing or no JSON object, there are no weights or only
-            `*.bin` files, or a file is cut short or not safetensors.
+        PolicyError: `config.json` is missing or no JSON object, a file of weights is missing, cut
+            short or not safetensors, or there are only `*.bin` files.
     """
     config = read_config(directory)
-    files = sorted(directory.glob("*.safetensors"))
-    if not files and any(directory.glob("*.bin")):
+    # Other files, such as Mistral's consolidated.safetensors, hold the same weights again.
+    files = weight_files(directory)
+    missing = [file for file in files if not file.is_file()]
+    if missing == files and any(directory.glob("pytorch_model*.bin")):
         # These files have no header, and the embedded engine reads only safetensors.
         raise PolicyError(
             f"{directory}: weights in *.bin cannot be checked before a run: save them as "
             "safetensors, with AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
         )
-    if not files:
+    if missing:
         raise PolicyError(
-            f"{directory}: it holds no *.safetensors: name a directory with a model's weights"
+            f"{directory}: it holds no {missing[0].name}: name a directory with a model's weights"
         )
     tensors = {name: shape for file in files for name, shape in _shapes(file).items()}
     is_untied = config.get("tie_word_embeddings") is False

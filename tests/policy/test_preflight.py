@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -94,6 +95,17 @@ def test_weights_in_bin_files_alone_are_refused_with_what_to_do(directory: Path)
     outline_of(directory)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(PolicyError, match=r"in \*\.bin cannot .*\.save_pretrained\(DIR\)"):
+        outline_of(directory)
+
+
+def test_only_files_of_weights_that_an_engine_reads_are_counted(directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    shutil.copy(weights, directory / "consolidated.safetensors")
+    assert outline_of(directory).num_weights == 94_592
+    shard = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    weights.rename(directory / "model-1-of-2.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps(shard))
+    with pytest.raises(PolicyError, match=r"no model-2-of-2\.safetensors: name a directory"):
         outline_of(directory)
 
 
