@@ -457,6 +457,23 @@ def check_source(policy: Policy) -> None:
         local_policy(policy.source)
 
 
+ADAPTER = "adapter_config.json"
+"""Name of a file that only a directory with an adapter has."""
+MERGE = "merge it into its model with peft's merge_and_unload, and save the result elsewhere"
+"""Advice to a user whose model directory has an adapter."""
+
+
+def _instead_of(directory: Path) -> str:
+    """Return what to give instead of a directory without a model; "" if that is unknown."""
+    if (directory / ADAPTER).is_file():
+        return f" but an adapter: {MERGE}"
+    # As transformers' Trainer and the hub's cache name the directories of models.
+    inside = [*directory.glob("checkpoint-*"), *directory.glob("snapshots/*")]
+    models = [each for each in inside if (each / "config.json").is_file()]
+    newest = max(models, key=lambda each: each.stat().st_mtime, default=None)
+    return f": give one that it holds, such as {newest}" if newest else ""
+
+
 def local_policy(source: str) -> Path | None:
     """Return the model directory that a source names, or None for a hub id.
 
@@ -472,6 +489,7 @@ def local_policy(source: str) -> Path | None:
         if not (Path(source) / "config.json").is_file():
             raise PolicyError(
                 f"{source}: no config.json, so this is no HuggingFace model directory"
+                f"{_instead_of(Path(source))}"
             )
         return Path(source).resolve()
     if source.startswith((".", "/", "~")) or source.count("/") > 1:

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError, first_line
-from mage_async.inference.chat_files import CHAT_FILES
+from mage_async.inference.chat_files import CHAT_FILES, read_config
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
@@ -158,8 +158,7 @@ def check_trainable(directory: Path) -> PreTrainedModel:
         PolicyError: packed training would compute this model wrongly (the message names the
             features), or the LM head is missing although it is not tied to the embedding.
     """
-    if not (directory / "config.json").is_file():
-        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
+    read_config(directory)  # raises if there is none
     with as_policy_error(str(directory)):
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         with torch.device("meta"):

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from mage_async.config.schema import ADAPTER, MERGE
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import SUPPORTED, read_config, weight_files
 
@@ -65,10 +66,16 @@ def outline_of(directory: Path) -> Outline:
     """Read `config.json` and the safetensors headers.
 
     Raises:
-        PolicyError: `config.json` is missing or no JSON object, a file of weights is missing, cut
-            short or not safetensors, or there are only `*.bin` files.
+        PolicyError: `config.json` is missing or no JSON object, the directory holds an adapter too,
+            a file of weights is missing, cut short or not safetensors, or there are only `*.bin`
+            files.
     """
     config = read_config(directory)
+    if (directory / ADAPTER).is_file():
+        # transformers would load the adapter as well, and engines the model without it.
+        raise PolicyError(
+            f"{directory}: holds an adapter ({ADAPTER}), which engines do not read: {MERGE}"
+        )
     # Other files, such as Mistral's consolidated.safetensors, hold the same weights again.
     files = weight_files(directory)
     missing = [file for file in files if not file.is_file()]

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.trainers import BpeTrainer
 
 from mage_async.config import config_file
-from mage_async.config.schema import Config, Embedded, Tiny
+from mage_async.config.schema import Config, Embedded, Tiny, local_policy
 from mage_async.environments.catalogue import load
 from mage_async.errors import CallFault, ConfigError, DeterministicFailure, PolicyError
 from mage_async.inference.architecture import read_architecture
@@ -98,6 +98,17 @@ def test_weights_in_bin_files_alone_are_refused_with_what_to_do(directory: Path)
         outline_of(directory)
 
 
+def test_a_directory_with_an_adapter_is_refused_because_engines_would_not_read_it(
+    directory: Path,
+) -> None:
+    (directory / "adapter_config.json").write_text("{}")
+    with pytest.raises(PolicyError, match="merge it into its model with peft's merge_and_unload"):
+        outline_of(directory)
+    (directory / "config.json").unlink()
+    with pytest.raises(PolicyError, match=r"but an adapter: merge it"):
+        local_policy(str(directory))
+
+
 def test_only_files_of_weights_that_an_engine_reads_are_counted(directory: Path) -> None:
     weights = directory / "model.safetensors"
     shutil.copy(weights, directory / "consolidated.safetensors")
@@ -107,6 +118,14 @@ def test_only_files_of_weights_that_an_engine_reads_are_counted(directory: Path)
     (directory / "model.safetensors.index.json").write_text(json.dumps(shard))
     with pytest.raises(PolicyError, match=r"no model-2-of-2\.safetensors: name a directory"):
         outline_of(directory)
+
+
+@pytest.mark.parametrize("place", ["checkpoint-500", "snapshots/0123"])
+def test_a_folder_of_models_is_refused_with_the_name_of_one(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "config.json").write_text("{}")
+    with pytest.raises(PolicyError, match=rf"give one that it holds, such as .*{place}$"):
+        local_policy(str(tmp_path))
 
 
 def test_the_type_of_a_model_is_checked_before_its_files(directory: Path) -> None:
