@@ -102,16 +102,21 @@ def check_type(directory: Path, *, is_embedded: bool) -> None:
         is_embedded: Whether actors have the embedded engine.
 
     Raises:
-        PolicyError: the message lists the types that can be trained, and those that the embedded
-            engine serves.
+        PolicyError: the message lists the types that can be trained and, if `is_embedded`, served.
     """
     kind = read_config(directory).get("model_type")
     if kind in (SUPPORTED if is_embedded else TRAINABLE):
         return
+    if kind is None:
+        raise PolicyError(
+            f"{directory}: config.json has no model_type: add that of the architecture, such as "
+            '"llama"'
+        )
     fault = "served by the embedded engine" if kind in TRAINABLE else "trained"
+    advice = ' or set engine.kind = "sglang"' if kind in TRAINABLE else ""
     raise PolicyError(
         f"{directory}: a model of type {kind!r} cannot be {fault}: take one of type "
-        f"{', '.join(TRAINABLE)}; the embedded engine serves {', '.join(SUPPORTED)}"
+        f"{', '.join(SUPPORTED if is_embedded else TRAINABLE)}{advice}"
     )
 
 
