@@ -14,13 +14,14 @@ import torch  # noqa: F401  Imported in a test, its log would go to the captured
 import mage_async as mage
 from mage_async import assembly
 from mage_async.config import config_file
-from mage_async.config.schema import FromWinStay
+from mage_async.config.schema import FromWinStay, Tiny
 from mage_async.environments import rehearsal
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
 from mage_async.environments.user_class import OPTIONAL_PARTS, ResetStep
 from mage_async.errors import CallFault, ConfigError
 from mage_async.policy.demonstrations import examples_to_clone, untimed
+from mage_async.policy.load import build_tiny
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_services.cli import check
 from mage_services.cli.main import EXIT_USAGE, main
@@ -519,12 +520,19 @@ def test_a_class_that_changes_the_folder_leaves_the_path_of_the_policy_as_it_is(
 ) -> None:
     text = RARE.replace("SOMETIMES", "pass").replace("import time", "import os")
     (vault / "rare.py").write_text(text.replace('return "go"', 'os.chdir("/"); return "go"'))
-    (vault / "model").mkdir()
-    (vault / "model" / "config.json").write_text("{}")
-    save_tokenizer(build_tokenizer(["left", "right", "go", "yes", "no"]), vault / "model")
-    assert main(["check", "rare:Rare", "--set", "policy.source=./model"]) == 0
-    assert "  random   +" in capsys.readouterr().out
+    build_tiny(Tiny(), ["left", "right", "go", "yes", "no"], 0, vault / "model")
+    checked = ["check", "rare:Rare", "--set", "policy.source=./model"]
+    assert main(checked) == 0
+    said = capsys.readouterr().out
+    assert "  random   +" in said
+    assert said.endswith("can start, unless it refuses the model once it has loaded it\n")
     assert Path.cwd() == vault
+    # A model that `mage train` refuses is not called ready.
+    (vault / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    assert main(checked) == EXIT_USAGE
+    said, error = capsys.readouterr()
+    assert "ready: " not in said
+    assert "model: a model of type 'gpt2' cannot be trained" in error
 
 
 def test_processes_that_a_class_leaves_running_end_with_the_command(vault: Path) -> None:

@@ -83,7 +83,7 @@ def run_preflight(
     assert isinstance(config.policy, Pretrained)
     directory = local_policy(config.policy.source)
     if directory is not None:  # files on this machine are checked without a process
-        _check_files(config, directory, num_actors)
+        check_model_files(config, directory, num_actors)
     say("policy: loading it once, to play its first turns")
     findings = _preflight_in_child(config, num_actors, say, run)
     contexts = findings.contexts
@@ -122,9 +122,12 @@ def _with_forecast(
     return config
 
 
-def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
-    """Check a model's memory, tokenizer and chat template from the files of its directory, without
-    torch. Return how long contexts may become.
+def check_model_files(config: Config, directory: Path, num_actors: int) -> Contexts:
+    """Check a model's type, memory, tokenizer and chat template from the files of its directory,
+    without torch; `mage check` does so too. Return how long contexts may become.
+
+    Raises:
+        ConfigError, PolicyError: the model cannot be trained or served as configured.
     """
     outline = check_outline(config, directory)
     size = Size(outline.num_weights, outline.num_in_matrices, outline.kv_token_bytes)
@@ -230,7 +233,7 @@ def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> Prefligh
     if not isinstance(config.policy, Pretrained):
         return PreflightReport()
     directory = source_directory(config.policy, config.engine)
-    contexts = _check_files(config, directory, num_actors)
+    contexts = check_model_files(config, directory, num_actors)
     importing_s = time.monotonic() - order.started_at
     with asyncio.Runner() as runner:
         workers, begun = CallRunner(config.environment), list[TrialInProgress]()

@@ -128,7 +128,8 @@ def check(
         keys: See `mage.configure`.
 
     Raises:
-        ConfigError: a run with this environment could not start; the message says what to change.
+        ConfigError, PolicyError: a run with this environment, or this model, could not start; the
+            message says what to change.
     """
     from mage_services.api.configuration import address_of, assignments_of
     from mage_services.api.coroutines import run_to_end
@@ -149,10 +150,12 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     """Print the rehearsal, the declarations, the first turns and the returns of random play.
 
     Raises:
-        ConfigError: a run with this environment could not start; with what to change.
+        ConfigError, PolicyError: a run with this environment, or this model, could not start; with
+            what to change.
     """
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_async.environments.agent import AgentTasks
+    from mage_services.actor.preflight import check_model_files
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.api.start_to_report import check_start
     from mage_services.processes.process import unless_a_call_hangs
@@ -190,7 +193,11 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     # Faults of the run itself, such as a missing model, are reported last, so that an environment
     # can be looked at without a model.
     check_start(run_config)
-    print(f"ready: `mage train` with these keys can start{play.to_correct}")
+    unread = ""
+    if (model := _model_here(run_config)) is not None:
+        check_model_files(run_config, model, num_actors=1)
+        unread = ", unless it refuses the model once it has loaded it"
+    print(f"ready: `mage train` with these keys can start{unread}{play.to_correct}")
 
 
 class _OutOfTime(MageError):
