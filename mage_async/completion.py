@@ -146,5 +146,6 @@ def check_prompt(prompt: Prompt, *, max_tokens: int, vocabulary: int) -> None:
     if np.maximum.reduce(prompt.tokens.view(np.uint32)) >= vocabulary:
         raise RunError(
             f"context {name!r}: token ids from {prompt.tokens.min()} to {prompt.tokens.max()}, but "
-            f"the model knows 0 to {vocabulary - 1}; its tokenizer belongs to another model"
+            f"the model knows 0 to {vocabulary - 1}: take the model's own tokenizer or, if tokens "
+            "were added to it, save the model after model.resize_token_embeddings(len(tokenizer))"
         )
