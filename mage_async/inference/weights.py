@@ -121,9 +121,25 @@ def read_weights(
     replaced as a whole, and never written into.
 
     Raises:
-        PolicyError: a file cannot be read, or holds the tensors of another model.
+        PolicyError: a file cannot be read, or holds the tensors of another model, or a value that
+            is NaN or infinite.
     """
-    return as_weights(read_tensors(path), architecture, str(path), arithmetic, copies=False)
+    named = _finite(read_tensors(path), str(path))
+    return as_weights(named, architecture, str(path), arithmetic, copies=False)
+
+
+def _finite(
+    named: Iterable[tuple[str, torch.Tensor]], where: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors; raise a `PolicyError` if a value is NaN or infinite."""
+    for name, tensor in named:
+        # The sum is finite only if all values are, and needs no memory as `isfinite` of all would.
+        if not tensor.sum(dtype=torch.float64).isfinite():
+            raise PolicyError(
+                f"{where}: {name} holds values that are NaN or infinite, as training that diverged "
+                "or a conversion to 16 bits leaves them: take another copy of the model"
+            )
+        yield name, tensor
 
 
 def as_weights(

@@ -77,6 +77,18 @@ def test_the_index_of_a_model_that_was_replaced_does_not_count(tmp_path: Path) -
     assert dict(read_tensors(tmp_path)).keys() == OURS.keys()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_tensor_with_a_value_that_is_no_number_is_named(
+    reference, tmp_path: Path, value: float
+) -> None:
+    tensors = dict(read_tensors(reference.directory))
+    broken = tensors["model.norm.weight"].half()
+    broken[1] = value
+    save_file(tensors | {"model.norm.weight": broken}, tmp_path / "w.safetensors")
+    with pytest.raises(PolicyError, match=r"model\.norm\.weight holds values that are NaN or inf"):
+        read_weights(tmp_path / "w.safetensors", read_architecture(reference.directory))
+
+
 def test_a_tensor_that_is_missing_is_named(reference) -> None:
     tensors = dict(read_tensors(reference.directory))
     del tensors["model.norm.weight"]
