@@ -48,8 +48,8 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
         thinking: Value of `enable_thinking` in the template.
 
     Raises:
-        PolicyError: there is no tokenizer.json or no chat template, a file is damaged, or the
-            template cannot be used.
+        PolicyError: there is no tokenizer.json, no token that ends a turn or no chat template, a
+            file is damaged, or the template cannot be used.
     """
     tokenizer = _tokenizer(directory)
     settings = _json(directory / "tokenizer_config.json")
@@ -229,7 +229,7 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
     config.json, and the tokenizer's `eos_token`.
 
     Raises:
-        PolicyError: a file is damaged.
+        PolicyError: a file is damaged, or no file names such a token.
     """
     file = directory / "generation_config.json"
     ends = _json(file).get("eos_token_id")
@@ -242,6 +242,12 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
             f"{file}: eos_token_id must be a whole number, or a list of some, got {ends!r}"
         )
     own = tokenizer.token_to_id(_token_text(settings.get("eos_token")))
+    if not ids and own is None:
+        raise PolicyError(
+            f"{directory}: no token ends a turn, so each answer would be cut at its longest: set "
+            "eos_token_id of generation_config.json to the token with which the chat template ends "
+            "an answer"
+        )
     return sorted({*ids, *([] if own is None else [own])})
 
 

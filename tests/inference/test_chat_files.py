@@ -114,7 +114,7 @@ def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
     assert load_chat(tmp_path).stop_tokens
 
 
-def test_a_stop_token_may_have_the_id_0(tmp_path: Path) -> None:
+def test_a_stop_token_may_have_the_id_0_and_there_must_be_one(tmp_path: Path) -> None:
     save_text_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -123,6 +123,10 @@ def test_a_stop_token_may_have_the_id_0(tmp_path: Path) -> None:
     settings["eos_token"] = {"lstrip": False}  # a table without a text
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert load_chat(tmp_path).stop_tokens == (0,)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(PolicyError, match=r"no token ends a turn, .*: set eos_token_id of gen"):
+        load_chat(tmp_path)
 
 
 @pytest.mark.parametrize("ids", ["2", [0, None]])
