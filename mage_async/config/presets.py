@@ -9,7 +9,7 @@ and `--set` after `--method` changes any of it.
 | | `*_code` | `*_paper` |
 |---|---|---|
 | LaMer discounts later episodes | by episodes and by the turns left in this one | by episodes |
-| a baseline is a mean over | turns, so long trials weigh more | trials |
+| GiGPO's first baseline is a mean over | turns, so long trials weigh more | trials |
 | a reflection is compared with | actions, as if its score were 0 | reflections |
 | turns in different seats of a game | share a baseline | have one each |
 | episodes of a group | share a baseline | have one each |

@@ -64,7 +64,8 @@ class Advantage(Variant, tag_field="estimator"):
     """What is compared: the return of each turn by `credit`; or one score a trial, the undiscounted
     sum of what its turns are paid, which is then the advantage of all its turns (GRPO, RLOO)."""
     weight: Weight = "trial"
-    """Whether a mean is over trials, or over turns, so that long trials weigh more."""
+    """Whether a mean is over trials, or over turns, so that long trials weigh more. The mean of a
+    state (`anchor_weight`) is over its visits in either case."""
     anchor_weight: NonNegative = 0.0
     """Weight of the comparison with turns taken in the same state."""
     anchor: Literal["global", "local", "coded"] = "global"
@@ -129,9 +130,10 @@ class Advantage(Variant, tag_field="estimator"):
         return self.format_penalty * ~table.is_valid + self.length_penalty * over
 
     def _states(
-        self, table: TurnTable, key: Sequence[Key], weight: Weight, device: "torch.device | str"
+        self, table: TurnTable, key: Sequence[Key], device: "torch.device | str"
     ) -> "Cells":
-        """Number the cells of turns in the same state, by `anchor`.
+        """Number the cells of turns in the same state, by `anchor`. In their means each visit of a
+        state counts once (GiGPO, eq. 6 and 7), whatever `weight` is.
 
         Args:
             key: columns that the turns of a cell share under a global anchor. In self-play a state
@@ -145,7 +147,7 @@ class Advantage(Variant, tag_field="estimator"):
             # No state has the number -1, so all reflections of a group share a cell.
             merged = np.where(table.kind == Kind.REFLECT, -1, table.anchor)
             table = replace(table, anchor=merged)
-        return _cells(table, key, weight, device)
+        return _cells(table, key, "sample", device)
 
     def check(self, config: Any) -> None:
         """Refuse penalties that cannot be subtracted, and groups in which nothing is compared."""
@@ -203,8 +205,7 @@ class GroupMean(Advantage, tag="group_mean"):
         cells = _cells(table, self.baseline, self.weight, device, has_parts=leaves_one_out)
         values = minus_baseline(returns, cells, leave_one_out=leaves_one_out)
         if self.anchor_weight:
-            # Each turn counts once, as in GiGPO.
-            states = self._states(table, ("group", "seat", "anchor"), "sample", device)
+            states = self._states(table, ("group", "seat", "anchor"), device)
             values = values + self.anchor_weight * minus_baseline(returns, states)
         if self.scale == "none":
             return values
@@ -229,9 +230,6 @@ class Gigpo(Advantage, tag="gigpo"):
     # GiGPO (arXiv 2505.10978) as LaMer and MAGE run it, with an episode's score s and return G:
     #
     #     A = (s - mean s over the episode cell) + anchor_weight (G - mean G over the state cell)
-    #
-    # The paper's second mean is over visits of the state, which is weight "sample"; with "trial" it
-    # is over the trials that met the state, each by the mean of its visits (`docs/departures.md`).
     #
     # With baseline ["group"], weight "sample", anchor_weight 1 and penalties subtracted from the
     # score, the result is that of MAGE's code to rounding (recorded in the tests): nothing is
@@ -258,7 +256,7 @@ class Gigpo(Advantage, tag="gigpo"):
         from mage_kernels import minus_baseline
 
         episodes = _cells(table, self.baseline, self.weight, device)
-        states = self._states(table, self.anchor_key, self.weight, device)
+        states = self._states(table, self.anchor_key, device)
         divides = self.scale != "none"
         scores = minus_baseline(
             _on(device, table.episode_score),

@@ -154,7 +154,7 @@ def gigpo(
     returns = table.returns - taken if penalise_returns else table.returns
     if states is None:
         states = table.cells(("group", "member", "anchor"))
-    term = minus_mean(returns, states, table.trial, weight)
+    term = minus_mean(returns, states, table.trial, "sample")
     if divides:
         level, term = _divided(level, scores, cells), _divided(term, returns, states)
     return level + anchor_weight * term

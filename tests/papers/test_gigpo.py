@@ -37,18 +37,17 @@ def test_a_state_that_recurs_in_a_trial_is_one_anchor_with_that_of_others():
 
 
 @pytest.mark.parametrize("weight", ["trial", "sample"])
-def test_a_state_that_trials_visit_unequally_often_counts_trials_or_visits(weight):
-    """Eq. 7 counts visits ("sample"), which makes eq. 3 one of turns, as in the authors' code."""
+@pytest.mark.parametrize("method", ["gigpo", "retry", "lamer_paper"])
+def test_a_state_that_trials_visit_unequally_often_counts_visits(method, weight):
+    """Eq. 6 and 7: the mean over all visits of the state in the group. `weight` is that of eq. 3
+    alone: over trajectories, or over turns as in the authors' code."""
     rewards = drawn_rewards(2, 4, 1, seed=3)
     trials = [trial_of(index, each, states="one room") for index, each in enumerate(rewards)]
     scores, returns = [sum(each) for each in rewards], [to_go(each) for each in rewards]
-    visits = [value for each in returns for value in each]
+    in_room = mean(value for each in returns for value in each)
     of_turns = [score for score, each in zip(scores, rewards, strict=True) for _ in each]
-    if weight == "trial":
-        score, in_room = mean(scores), mean(mean(each) for each in returns)
-    else:
-        score, in_room = mean(of_turns), mean(visits)
-    for number, own in enumerate(advantages_of(trials, "gigpo", f"advantage.weight={weight}")):
+    score = mean(scores if weight == "trial" else of_turns)
+    for number, own in enumerate(advantages_of(trials, method, f"advantage.weight={weight}")):
         expected = [scores[number] - score + value - in_room for value in returns[number]]
         assert own == close(expected)
 

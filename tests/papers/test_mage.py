@@ -2,6 +2,7 @@
 a thousand trials against its code.
 """
 
+from itertools import pairwise
 from statistics import mean
 
 import pytest
@@ -38,15 +39,20 @@ def test_an_episode_is_paid_its_gain_on_the_one_before():
 
 @pytest.mark.parametrize("anchor", ["global", "local"])
 def test_the_anchor_compares_a_state_over_episodes_or_its_ablation_in_one(anchor):
-    """The step term: the return minus the mean return of turns in the same state of the group."""
-    plays = [drawn_rewards(1, 1, 1, seed=seed) for seed in (1, 2)]
+    """The step term: the return minus the mean return of turns in the same state of the group.
+    One trial ends with its first episode, and meets the state less often than the others."""
+    plays = [drawn_rewards(*[1] * episodes, seed=episodes) for episodes in (3, 2, 1)]
     trials = [trial_of(n, *each, states="one room") for n, each in enumerate(plays)]
-    gains = [[each[k][0] - (each[k - 1][0] if k else 0.0) for k in range(3)] for each in plays]
+    gains = [
+        [own[0] - (before[0] if before else 0.0) for before, own in pairwise([None, *each])]
+        for each in plays
+    ]
     returns = [returns_of(each) for each in plays]
     everywhere = mean(value for each in returns for value in each)
     made = advantages_of(trials, "mage_paper", f"advantage.anchor={anchor}")
     for number, own in enumerate(made):
-        for k in range(3):
-            same = mean(each[k] for each in returns) if anchor == "local" else everywhere
-            score = gains[number][k] - mean(each[k] for each in gains)
-            assert own[k] == close(score + returns[number][k] - same)
+        for k, value in enumerate(own):
+            in_episode = mean(each[k] for each in returns if k < len(each))
+            same = in_episode if anchor == "local" else everywhere
+            score = gains[number][k] - mean(each[k] for each in gains if k < len(each))
+            assert value == close(score + returns[number][k] - same)
