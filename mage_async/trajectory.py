@@ -289,6 +289,17 @@ class Trial:
         """Count the tokens that the policy sampled."""
         return sum(int(segment.is_sampled.sum()) for segment in self.segments)
 
+    def sampled_by_turn(self) -> np.ndarray:
+        """Count the sampled tokens of each turn: int64 [turns]."""
+        places = np.array([(turn.segment, turn.start, turn.stop) for turn in self.turns], np.int64)
+        segments, starts, stops = places.reshape(-1, 3).T
+        counts = np.zeros(len(self.turns), np.int64)
+        for number, segment in enumerate(self.segments):
+            before = np.concatenate(([0], np.cumsum(segment.is_sampled)))
+            own = segments == number
+            counts[own] = before[stops[own]] - before[starts[own]]
+        return counts
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedEpisodes:

@@ -44,13 +44,18 @@ class Cells:
     cell first. None if no mean or baseline needs them.
     """
     num_parts: int = 0
-    counts_parts: bool = False
-    """Whether all parts have equal weight in a mean; otherwise all turns have."""
+    weights: Tensor | None = None
+    """fp64 `[N]`: the weight of each turn in a mean, at least 0, and above 0 for one turn of each
+    cell; None if all are equal."""
 
     def to(self, device: torch.device | str) -> "Cells":
         """Copy to a device."""
-        parts = None if self.parts is None else self.parts.to(device, non_blocking=True)
-        return replace(self, ids=self.ids.to(device, non_blocking=True), parts=parts)
+        ids, parts, weights = (
+            None if each is None else each.to(device, non_blocking=True)
+            for each in (self.ids, self.parts, self.weights)
+        )
+        assert ids is not None
+        return replace(self, ids=ids, parts=parts, weights=weights)
 
 
 def minus_baseline(
@@ -65,7 +70,7 @@ def minus_baseline(
 
     Args:
         values: fp64 `[N]`.
-        cells: Cells of the values; they need parts for `leave_one_out` and `counts_parts`.
+        cells: Cells of the values; they need parts for `leave_one_out`.
         leave_one_out: Whether to take the mean over the other parts of the cell (RLOO, Ahmadian et
             al. 2024, arXiv 2402.14740); a part without others gives 0.
         keep_lone: Whether a turn alone in its cell keeps its value; otherwise it gives 0.
@@ -74,8 +79,8 @@ def minus_baseline(
             `EPSILON`.
 
     Raises:
-        ValueError: the values are not one fp64 number per turn, or the cells lack parts that are
-            needed.
+        ValueError: values or weights are not one fp64 number per turn, or the cells lack parts that
+            are needed.
     """
     _check(values, cells)
     if leave_one_out and cells.parts is None:
@@ -100,8 +105,7 @@ def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -
         epsilon: Added to the root mean square, in units of the values.
 
     Raises:
-        ValueError: the values are not one fp64 number per turn, or the cells have `counts_parts`
-            but no parts.
+        ValueError: values or weights are not one fp64 number per turn.
     """
     _check(values, cells)
     if is_fused_on(values.device.type):
@@ -182,10 +186,7 @@ def _roots(squares: Tensor) -> Tensor:
 
 def _weights(values: Tensor, cells: Cells) -> Tensor:
     """Return the weight of each turn in the mean of its cell: `[N]`."""
-    if not cells.counts_parts:
-        return torch.ones_like(values)
-    assert cells.parts is not None
-    return (1.0 / torch.bincount(cells.parts, minlength=cells.num_parts).to(values))[cells.parts]
+    return torch.ones_like(values) if cells.weights is None else cells.weights
 
 
 def _first_turns(cells: Cells) -> Tensor:
@@ -212,10 +213,9 @@ def _sums_by(values: Tensor, numbers: Tensor, count: int) -> Tensor:
 
 def _check(values: Tensor, cells: Cells) -> None:
     """Raise a ValueError if values and cells do not fit together."""
-    if values.dtype != torch.float64 or values.shape != cells.ids.shape:
-        raise ValueError(
-            f"values must be float64 {list(cells.ids.shape)}, one per turn, "
-            f"got {values.dtype} {list(values.shape)}"
-        )
-    if cells.counts_parts and cells.parts is None:
-        raise ValueError("cells whose means count parts need parts, got None")
+    for what, each in (("values", values), ("weights", cells.weights)):
+        if each is not None and (each.dtype != torch.float64 or each.shape != cells.ids.shape):
+            raise ValueError(
+                f"{what} must be float64 {list(cells.ids.shape)}, one per turn, "
+                f"got {each.dtype} {list(each.shape)}"
+            )

@@ -84,14 +84,14 @@ ONE_SCORE = {
 }
 """One score a trial, the same advantage for all its tokens (RLOO, arXiv 2402.14740)."""
 
-BATCH_NORMALISED = ONE_SCORE | {
-    "advantage.estimator": "group_mean",
+TOKEN_NORMALISED = ONE_SCORE | {
+    "advantage.estimator": "token_normalised",
     "advantage.scale": [],
     "advantage.epsilon": 1e-8,
     "advantage.epsilon_unit": "return",
 }
-"""The score minus the group's mean, over the deviation of the whole batch (REINFORCE++-baseline,
-arXiv 2501.03262). `advantage.scale = []` is the whole batch, and "none" divides by nothing."""
+"""The score minus the group's mean, normalised over the tokens of the whole batch
+(REINFORCE++-baseline, arXiv 2501.03262). `advantage.scale = []` is the whole batch."""
 
 GRPO = ONE_SCORE | {
     "advantage.estimator": "group_mean",
@@ -113,7 +113,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mage_paper": PUBLISHED | REPAIRED | {"credit.kind": "differential"},
     "grpo": SINGLE_EPISODE | GRPO,
     "gigpo": SINGLE_EPISODE,
-    "reinforce_pp_baseline": SINGLE_EPISODE | BATCH_NORMALISED,
+    "reinforce_pp_baseline": SINGLE_EPISODE | TOKEN_NORMALISED,
     "rloo": SINGLE_EPISODE | ONE_SCORE | {"advantage.estimator": "leave_one_out"},
     "retry": SINGLE_EPISODE | {"trial.memory": "none"},
     "zero_shot": UNTRAINED | {"trial.memory": "none"},

@@ -62,6 +62,8 @@ class TurnTable:
     """bool: whether the completion held a valid action or remark"""
     num_tokens: np.ndarray
     """int64: length of the completion"""
+    num_sampled: np.ndarray
+    """int64: sampled tokens of the completion, which are those of the loss"""
     memory: np.ndarray
     """int64: 1 if the trial's prompt holds strategies of earlier tasks, else 0"""
 
@@ -132,6 +134,9 @@ def build_table(
         member=np.repeat(members, counts),
         seat=np.repeat(_integers([trial.task.seat for _, trial in trials]), counts),
         memory=np.repeat(_integers([trial.memory is not None for _, trial in trials]), counts),
+        num_sampled=np.concatenate(
+            [_integers([]), *(each.sampled_by_turn() for _, each in trials)]
+        ),
         **_turn_columns(turns),
         returns=np.array([value for values, _ in credited for value in values], np.float64),
         episode_score=np.array([score for _, scores in credited for score in scores], np.float64),

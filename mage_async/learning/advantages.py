@@ -59,7 +59,8 @@ class Advantage(Variant, tag_field="estimator"):
     scale: list[Key] | Literal["none"] = field(default_factory=lambda: ["member"])
     """Advantages, anchor term included, are divided by their root mean square over the turns that
     agree in all these columns; [] takes the whole batch, and "none" divides by nothing. gigpo
-    divides each of its terms by the standard deviation of its cell instead."""
+    divides each of its terms by the standard deviation of its cell instead; token_normalised
+    subtracts the mean over the tokens of these turns first, and each token counts."""
     value: Literal["return", "trial_score"] = "return"
     """What is compared: the return of each turn by `credit`; or one score a trial, the undiscounted
     sum of what its turns are paid, which is then the advantage of all its turns (GRPO, RLOO)."""
@@ -87,6 +88,9 @@ class Advantage(Variant, tag_field="estimator"):
     """Whether the estimator reads an episode's score in addition to the return."""
     leaves_one_out: ClassVar[bool] = False
     """Whether a turn's own trial has no part in its baseline."""
+    normalises_tokens: ClassVar[bool] = False
+    """Whether the mean over the tokens that share a `scale` is subtracted before the division, and
+    the root mean square is one over these tokens."""
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
         """Return the advantages of all turns, without penalties: float64 `[N]` on `device`."""
@@ -209,7 +213,10 @@ class GroupMean(Advantage, tag="group_mean"):
             values = values + self.anchor_weight * minus_baseline(returns, states)
         if self.scale == "none":
             return values
-        scales = _cells(table, self.scale, self.weight, device)
+        weight: Weight | Literal["token"] = "token" if self.normalises_tokens else self.weight
+        scales = _cells(table, self.scale, weight, device)
+        if self.normalises_tokens:
+            values = minus_baseline(values, scales)
         if self.epsilon_unit == "range":
             unit = _ranges(returns, scales)
             values, returns = values / unit, returns / unit
@@ -222,6 +229,15 @@ class LeaveOneOut(GroupMean, tag="leave_one_out"):
     """The return minus the mean return of the other trials of its cell (RLOO)."""
 
     leaves_one_out: ClassVar[bool] = True
+
+
+class TokenNormalised(GroupMean, tag="token_normalised"):
+    """The return minus the mean return of its cell, normalised over tokens (REINFORCE++)."""
+
+    # REINFORCE++ with a baseline (arXiv 2501.03262), as OpenRLHF and verl compute it: the
+    # differences from the mean of the group are normalised over the sampled tokens of the batch.
+
+    normalises_tokens: ClassVar[bool] = True
 
 
 class Gigpo(Advantage, tag="gigpo"):
@@ -319,27 +335,36 @@ def _ranges(values: "Tensor", cells: "Cells") -> "Tensor":
 def _cells(
     table: TurnTable,
     key: Sequence[Key],
-    weight: Weight,
+    weight: Weight | Literal["token"],
     device: "torch.device | str",
     *,
     has_parts: bool = False,
 ) -> "Cells":
     """Number the cells, whose turns agree in the columns `key`, and, if needed, the parts of each
     cell (the turns of one trial).
+
+    Args:
+        weight: how a mean counts; with "token" each turn by the number of its sampled tokens.
     """
     import torch
 
     from mage_kernels import Cells
 
     ids = table.cells(key)
-    by_trial = weight == "trial"
-    parts = joint_cells(ids, table.trial) if by_trial or has_parts else None
+    parts = joint_cells(ids, table.trial) if weight == "trial" or has_parts else None
+    weights = None
+    if weight == "trial" and parts is not None:
+        weights = 1.0 / np.bincount(parts)[parts]
+    elif weight == "token":
+        tokens = table.num_sampled.astype(np.float64)
+        # Turns without a sampled token have no loss; a cell of such turns still needs a mean.
+        weights = np.where(np.bincount(ids, tokens)[ids] > 0.0, tokens, 1.0)
     return Cells(
         torch.from_numpy(ids),
         _count(ids),
         None if parts is None else torch.from_numpy(parts),
         0 if parts is None else _count(parts),
-        counts_parts=by_trial,
+        None if weights is None else torch.from_numpy(weights),
     ).to(device)
 
 

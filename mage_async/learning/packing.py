@@ -233,9 +233,7 @@ def loss_weights(
     """
     lengths, terms = [], []  # a term of the outer mean is a trial, or its turns of one kind
     for number, trial in enumerate(trials):
-        sampled = [segment.is_sampled for segment in trial.segments]
-        for turn in trial.turns:
-            length = int(sampled[turn.segment][turn.start : turn.stop].sum())
+        for turn, length in zip(trial.turns, trial.sampled_by_turn(), strict=True):
             lengths.append(length if turn.kind in kinds else 0)
             terms.append((number, turn.kind if average == "turn" else 0))
     tokens = np.array(lengths, np.float64)
@@ -278,7 +276,8 @@ def has_advantage(group: Group, config: Config) -> bool:
     same, a turn may still have one: for an invalid action, a long completion, or the time of a
     reward.
     """
-    # The group is enough: its scale does not decide whether an advantage is 0.
+    # The group is enough: its scale does not decide whether an advantage is 0. (What the estimator
+    # "token_normalised" subtracts from all turns of a batch says nothing about the group.)
     return bool(batch_advantages(credited([group], config), config, "cpu").any())
 
 

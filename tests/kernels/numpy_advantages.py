@@ -70,6 +70,7 @@ def advantages(
     anchor_weight: float = 0.0,
     states: np.ndarray | None = None,
     centre: Centre | None = None,
+    over_tokens: bool = False,
 ) -> np.ndarray:
     """Return minus baseline, plus the anchor term, divided by how much their sum varies.
 
@@ -82,6 +83,8 @@ def advantages(
         anchor_weight: how much of the comparison within states is added before scaling.
         states: `[N]`, the state that each turn was taken in; those of a global anchor unless given.
         centre: `minus_mean` unless told; or `minus_mean_of_others`.
+        over_tokens: subtract another mean before scaling, over the tokens that share a scale, and
+            scale over tokens too: REINFORCE++.
 
     Returns:
         float64 `[N]`
@@ -93,7 +96,14 @@ def advantages(
         centred = centred + anchor_weight * minus_mean(table.returns, states, table.trial, "sample")
     if scale is None:
         return centred
-    return _scaled(centred, table, scale, weight, epsilon)
+    cells = table.cells(scale)
+    if not over_tokens:
+        return _scaled(centred, table, cells, _row_weights(cells, table.trial, weight), epsilon)
+    rows = table.num_sampled.astype(float)
+    rows[np.bincount(cells, rows)[cells] == 0] = 1.0  # turns without a sampled token have no loss
+    relative = _relative(centred, cells)
+    means = np.bincount(cells, rows * relative) / np.bincount(cells, rows)
+    return _scaled(relative - means[cells], table, cells, rows, epsilon)
 
 
 def minus_mean(
@@ -161,11 +171,9 @@ def gigpo(
 
 
 def _scaled(
-    centred: np.ndarray, table: TurnTable, key: Sequence[Key], weight: Weight, epsilon: float
+    centred: np.ndarray, table: TurnTable, cells: np.ndarray, rows: np.ndarray, epsilon: float
 ) -> np.ndarray:
     """Divide by each cell's root mean square plus `epsilon`; where nothing varies, zero."""
-    cells = table.cells(key)
-    rows = _row_weights(cells, table.trial, weight)
     rms = np.sqrt(np.bincount(cells, rows * centred**2) / np.bincount(cells, rows))
     largest = np.zeros(len(rms))
     np.maximum.at(largest, cells, np.abs(table.returns))
@@ -236,6 +244,7 @@ def _compared(
         anchor_weight=rules.anchor_weight,
         states=_states(table, rules, ("group", "seat", "anchor")),
         centre=minus_mean_of_others if rules.kind == "leave_one_out" else minus_mean,
+        over_tokens=rules.kind == "token_normalised",
     )
     return values if is_inside else values - taken
 

@@ -24,6 +24,7 @@ from mage_kernels import Cells, advantage_report, at_tokens, minus_baseline, ove
 from tests.kernels import numpy_advantages
 
 LIMITS = Transcript(max_action_tokens=8, max_reflection_tokens=16)
+ALL = ["group_mean", "leave_one_out", "token_normalised", "gigpo"]
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -43,9 +44,16 @@ def shipped() -> dict[str, Advantage]:
 SHIPPED = shipped()
 
 
-def cells(ids: list[int], device: str, *, parts: list[int] | None = None, **how: bool) -> Cells:
+def cells(
+    ids: list[int], device: str, *, parts: list[int] | None = None, weights: Tensor | None = None
+) -> Cells:
     counted = {} if parts is None else {"parts": torch.tensor(parts), "num_parts": max(parts) + 1}
-    return Cells(torch.tensor(ids), max(ids) + 1, **counted, **how).to(device)
+    return Cells(torch.tensor(ids), max(ids) + 1, **counted, weights=weights).to(device)
+
+
+def by_part(parts: list[int]) -> Tensor:
+    """Weights with which each part counts once."""
+    return 1.0 / torch.bincount(torch.tensor(parts)).double()[parts]
 
 
 def column(values: list[float], device: str) -> Tensor:
@@ -57,19 +65,26 @@ def test_a_turn_is_compared_with_the_turns_of_its_cell(device: str) -> None:
     assert found.tolist() == [-1.0, -5.0, 1.0, 5.0]
 
 
-def test_a_mean_counts_turns_or_parts(device: str) -> None:
-    values, ids, parts = column([0, 0, 0, 4], device), [0] * 4, [0, 0, 0, 1]
-    by_turn = minus_baseline(values, cells(ids, device, parts=parts))
-    by_part = minus_baseline(values, cells(ids, device, parts=parts, counts_parts=True))
+def test_a_mean_counts_turns_or_weighs_them(device: str) -> None:
+    values, ids = column([0, 0, 0, 4], device), [0] * 4
+    by_turn = minus_baseline(values, cells(ids, device))
+    weighed = minus_baseline(values, cells(ids, device, weights=by_part([0, 0, 0, 1])))
     assert by_turn.tolist() == [-1.0, -1.0, -1.0, 3.0]
-    assert by_part.tolist() == pytest.approx([-2.0, -2.0, -2.0, 2.0], abs=1e-15)
+    assert weighed.tolist() == pytest.approx([-2.0, -2.0, -2.0, 2.0], abs=1e-15)
 
 
 def test_a_part_is_compared_with_the_other_parts(device: str) -> None:
     values = column([1, 3, 8, 2, 4, 7], device)
-    here = cells([0, 0, 0, 0, 0, 1], device, parts=[0, 0, 1, 2, 2, 3], counts_parts=True)
+    ids, parts = [0, 0, 0, 0, 0, 1], [0, 0, 1, 2, 2, 3]
+    here = cells(ids, device, parts=parts, weights=by_part(parts))
     found = minus_baseline(values, here, leave_one_out=True)
     assert found.tolist() == pytest.approx([-4.5, -2.5, 5.5, -3.0, -1.0, 0.0])
+    # Weights that differ within a part: the others of the first one are (8 + 2 * 2 + 4 * 4) / 7.
+    weights = torch.tensor([3.0, 1.0, 1.0, 2.0, 4.0, 1.0], dtype=torch.float64)
+    found = minus_baseline(
+        values, cells(ids, device, parts=parts, weights=weights), leave_one_out=True
+    )
+    assert found.tolist() == pytest.approx([-3.0, -1.0, 8 - 26 / 10, 2 - 14 / 5, 4 - 14 / 5, 0.0])
 
 
 def test_the_deviation_is_the_unbiased_one(device: str) -> None:
@@ -102,8 +117,8 @@ def test_rounding_of_equal_values_is_not_scaled_up(device: str) -> None:
 @pytest.mark.parametrize("value", [0.1, 1 / 3, -7.3e5])
 def test_equal_values_give_exactly_zero(device: str, value: float) -> None:
     values, parts = column([value] * 7, device), [0, 0, 0, 1, 1, 2, 3]
-    for counts_parts in (False, True):
-        here = cells([0] * 7, device, parts=parts, counts_parts=counts_parts)
+    for weights in (None, by_part(parts)):
+        here = cells([0] * 7, device, parts=parts, weights=weights)
         for rule in ({}, {"leave_one_out": True}, {"divide_by_std": True}):
             found = minus_baseline(values, here, **rule)
             assert found.tolist() == over_rms(found, here, values, 0.0).tolist() == [0.0] * 7
@@ -128,8 +143,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
         minus_baseline(torch.zeros(3).double(), here)
     with pytest.raises(ValueError, match="got cells without parts"):
         minus_baseline(torch.zeros(2).double(), here, leave_one_out=True)
-    with pytest.raises(ValueError, match="need parts, got None"):
-        minus_baseline(torch.zeros(2).double(), Cells(here.ids, 1, counts_parts=True))
+    with pytest.raises(ValueError, match=r"weights must be float64 \[2\].*got torch.float32"):
+        minus_baseline(torch.zeros(2).double(), Cells(here.ids, 1, weights=torch.ones(2)))
 
 
 def test_a_line_says_what_computes_advantages(device: str, request: pytest.FixtureRequest) -> None:
@@ -164,6 +179,7 @@ def batch(seed: int, num_trials: int = 16, *, is_equal: bool = False) -> TurnTab
         is_valid=np.ones(shape, bool) if is_equal else source.random(shape) < 0.8,
         num_tokens=np.ones(shape, np.int64) if is_equal else source.integers(1, 20, shape),
         memory=trial % 2,
+        num_sampled=np.ones(shape, np.int64) if is_equal else source.integers(0, 4, shape),
     )
 
 
@@ -196,7 +212,7 @@ KEYS = st.lists(
 @st.composite
 def any_rules(draw: st.DrawFn) -> Advantage:
     """All that a configuration can say of advantages and that `Advantage.check` lets pass."""
-    estimator = draw(st.sampled_from(["group_mean", "leave_one_out", "gigpo"]))
+    estimator = draw(st.sampled_from(ALL))
     is_gigpo, baseline = estimator == "gigpo", draw(KEYS)
     scale = draw(st.just("none") | (st.just(baseline) if is_gigpo else KEYS))
     table = {
@@ -235,7 +251,7 @@ def test_the_kernels_give_what_numpy_gives_by_any_rules(
 
 
 # Blocks of 8 turns: cells of many, with a ragged last one, and trials that cross their borders.
-@pytest.mark.parametrize("estimator", ["group_mean", "leave_one_out", "gigpo"])
+@pytest.mark.parametrize("estimator", ALL)
 def test_large_cells_cross_the_blocks(
     triton_kernels: str, monkeypatch: pytest.MonkeyPatch, estimator: str
 ) -> None:

@@ -42,6 +42,7 @@ def tables(draw):
         is_valid=np.ones(len(trial), bool),
         num_tokens=np.ones(len(trial), np.int64),
         memory=trial % 2,
+        num_sampled=np.ones(len(trial), np.int64),
     )
 
 

@@ -26,6 +26,7 @@ def table(returns, **columns):
         "is_valid": np.ones(len(returns), bool),
         "num_tokens": np.ones(len(returns), np.int64),
         "memory": np.zeros(len(returns), np.int64),
+        "num_sampled": np.ones(len(returns), np.int64),
     }
     return TurnTable(**defaults | given)
 

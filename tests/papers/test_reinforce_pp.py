@@ -1,7 +1,10 @@
-"""REINFORCE++ with a baseline (arXiv 2501.03262), worked in plain Python."""
+"""REINFORCE++ with a baseline (arXiv 2501.03262), as its authors' code (OpenRLHF,
+`compute_advantages_and_returns`) computes it, worked in plain Python over all tokens of a batch.
+"""
 
 import math
-from statistics import mean
+from dataclasses import replace
+from statistics import mean, pstdev
 
 from mage_async.config.schema import Transcript
 from mage_async.learning.advantages import turn_advantages
@@ -10,21 +13,37 @@ from mage_async.trajectory import Group
 from tests.helpers.paper_trials import close, configured, drawn_rewards, trial_of
 
 GROUPS = [drawn_rewards(3, 1, 4), drawn_rewards(2, 2, 1, seed=11)]
+LENGTHS = [[(2, 1, 3), (9,), (1, 1, 2, 2)], [(5, 1), (4, 4), (7,)]]
 
 
-def test_the_score_minus_the_groups_mean_is_divided_by_the_deviation_of_the_batch():
-    """Over trials, whatever their length; the mean of these differences over trials is 0."""
+def without_first_token(trial):
+    """The trial, the first token of which had no alternative and was not sampled."""
+    (segment,) = trial.segments
+    is_sampled = segment.is_sampled.copy()
+    is_sampled[0] = False
+    return replace(trial, segments=(replace(segment, is_sampled=is_sampled),))
+
+
+def test_the_score_minus_the_groups_mean_is_normalised_over_the_tokens_of_the_batch():
     config = configured("reinforce_pp_baseline")
-    trials = [[trial_of(index, each) for index, each in enumerate(group)] for group in GROUPS]
-    groups = [Group(number, 0, tuple(each)) for number, each in enumerate(trials)]
+    groups = [
+        Group(g, 0, tuple(trial_of(n, each, lengths=LENGTHS[g][n]) for n, each in enumerate(group)))
+        for g, group in enumerate(GROUPS)
+    ]
+    first, *others = groups[0].trials
+    groups[0] = replace(groups[0], trials=(without_first_token(first), *others))
     made = turn_advantages(credited(groups, config), config.advantage, Transcript(), "cpu").tolist()
-    scores = [[math.fsum(each) for each in group] for group in GROUPS]
-    gaps = [[score - mean(group) for score in group] for group in scores]
-    deviation = math.sqrt(mean(gap**2 for group in gaps for gap in group))
+
+    scores = [[math.fsum(rewards) for rewards in group] for group in GROUPS]
+    gaps = [score - mean(group) for group in scores for score in group]
+    sizes = [[list(own) for own in group] for group in LENGTHS]
+    sizes[0][0][0] -= 1
+    turns = [own for group in sizes for own in group]
+    tokens = [gap for gap, own in zip(gaps, turns, strict=True) for _ in range(sum(own))]
+    assert abs(mean(tokens)) > 0.03  # the second mean matters
     expected = [
-        gap / (deviation + 1e-8)
-        for group, rewards in zip(gaps, GROUPS, strict=True)
-        for gap, turns in zip(group, rewards, strict=True)
-        for _ in turns
+        (gap - mean(tokens)) / (pstdev(tokens) + 1e-8)
+        for gap, own in zip(gaps, turns, strict=True)
+        for _ in own
     ]
     assert made == close(expected)

@@ -8,6 +8,7 @@ times in a fixed order, so two runs give the same bits; repeated reads come from
 Shapes: `N` turns, `K` cells. The arguments of the kernels, pointers to arrays, are
 
     values, magnitudes         fp64 [N], in sorted order
+    weights                    fp64 [N]: the weight of each sorted turn in a mean; None: all equal
     order                      int64 [N]: the turn at each place of the sorted order
     cell_starts                int64 [K + 1]: the place where each cell starts, and N
     part_starts, part_stops    int64 [N]: the places where the part of each sorted turn starts and
@@ -33,22 +34,27 @@ OPTIONS = {"num_warps": 4}
 
 
 @triton.jit
-def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.constexpr):
-    """Return the weight of each turn in a mean over its cell; 0 where `is_turn` is false.
-
-    With COUNTS_PARTS all parts of a cell have equal weight, otherwise all turns have.
-    """
+def weight_of(weights_ptr, at, is_turn, IS_WEIGHTED: tl.constexpr):
+    """Return the weight of each turn in a mean over its cell; 0 where `is_turn` is false."""
     weight = tl.where(is_turn, 1.0, 0.0).to(tl.float64)
-    if COUNTS_PARTS:
-        start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
-        stop = tl.load(part_stops_ptr + at, mask=is_turn, other=1)  # no division by 0
-        weight = weight / (stop - start).to(tl.float64)
+    if IS_WEIGHTED:
+        weight = tl.load(weights_ptr + at, mask=is_turn, other=0.0)
     return weight
 
 
 @triton.jit
-def part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first):
-    """Return the size of each turn's part, and the part's sum of values minus `first`.
+def part_sums(
+    values_ptr,
+    weights_ptr,
+    part_starts_ptr,
+    part_stops_ptr,
+    at,
+    is_turn,
+    first,
+    IS_WEIGHTED: tl.constexpr,
+):
+    """Return for each turn's part its size, its sum of weights, and its weighted sum of values
+    minus `first`.
 
     `first` is the first value of the cell: equal values so give exactly 0.
     """
@@ -56,22 +62,26 @@ def part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first):
     stop = tl.load(part_stops_ptr + at, mask=is_turn, other=0)
     size = stop - start
     total = tl.zeros_like(size).to(tl.float64)
+    weights = tl.zeros_like(size).to(tl.float64)
     for step in range(0, tl.max(size, 0)):
         is_there = step < size
         value = tl.load(values_ptr + start + step, mask=is_there, other=0.0)
-        total += tl.where(is_there, value - first, 0.0)
-    return size, total
+        weight = weight_of(weights_ptr, start + step, is_there, IS_WEIGHTED)
+        total += tl.where(is_there, weight * (value - first), 0.0)
+        weights += weight
+    return size, weights, total
 
 
 @triton.jit
 def minus_baseline_kernel(
     values_ptr,
     order_ptr,
+    weights_ptr,
     cell_starts_ptr,
     part_starts_ptr,
     part_stops_ptr,
     out_ptr,
-    COUNTS_PARTS: tl.constexpr,
+    IS_WEIGHTED: tl.constexpr,
     LEAVE_ONE_OUT: tl.constexpr,
     KEEP_LONE: tl.constexpr,
     DIVIDE_BY_STD: tl.constexpr,
@@ -90,7 +100,7 @@ def minus_baseline_kernel(
     for block in range(start, stop, BLOCK_N):
         at = block + tl.arange(0, BLOCK_N)
         is_turn = at < stop
-        weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
+        weight = weight_of(weights_ptr, at, is_turn, IS_WEIGHTED)
         relative = tl.load(values_ptr + at, mask=is_turn, other=0.0) - first
         relative = tl.where(is_turn, relative, 0.0)
         total += tl.sum(weight * relative, 0)
@@ -112,14 +122,20 @@ def minus_baseline_kernel(
         is_turn = at < stop
         value = tl.load(values_ptr + at, mask=is_turn, other=0.0)
         if LEAVE_ONE_OUT:
-            size, part_sum = part_sums(
-                values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first
+            size, part_weights, part_sum = part_sums(
+                values_ptr,
+                weights_ptr,
+                part_starts_ptr,
+                part_stops_ptr,
+                at,
+                is_turn,
+                first,
+                IS_WEIGHTED,
             )
-            weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
             others = count - size
             # Sum of the weights outside of the turn's part; 1 avoids a division by 0.
-            rest = tl.where(others > 0, weights - weight * size.to(tl.float64), 1.0)
-            difference = value - first - (total - weight * part_sum) / rest
+            rest = tl.where(others > 0, weights - part_weights, 1.0)
+            difference = value - first - (total - part_sum) / rest
             difference = tl.where(others > 0, difference, 0.0)
         else:
             difference = value - first - total / weights
@@ -136,11 +152,12 @@ def over_rms_kernel(
     values_ptr,
     magnitudes_ptr,
     order_ptr,
+    weights_ptr,
     cell_starts_ptr,
     part_starts_ptr,
     part_stops_ptr,
     out_ptr,
-    COUNTS_PARTS: tl.constexpr,
+    IS_WEIGHTED: tl.constexpr,
     ROUNDING: tl.constexpr,
     EPSILON: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -155,7 +172,7 @@ def over_rms_kernel(
     for block in range(start, stop, BLOCK_N):
         at = block + tl.arange(0, BLOCK_N)
         is_turn = at < stop
-        weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
+        weight = weight_of(weights_ptr, at, is_turn, IS_WEIGHTED)
         value = tl.load(values_ptr + at, mask=is_turn, other=0.0)
         magnitude = tl.load(magnitudes_ptr + at, mask=is_turn, other=0.0)
         squares += tl.sum(weight * value * value, 0)
@@ -200,9 +217,10 @@ def _by_cell(kernel: Any, cells: Cells, *arrays: Tensor, **constants: float) -> 
         kernel[(cells.num_cells,)](
             *(each[order] for each in arrays),
             order,
+            cells.weights if cells.weights is None else cells.weights[order],
             *bounds,
             out,
-            COUNTS_PARTS=cells.counts_parts,
+            IS_WEIGHTED=cells.weights is not None,
             **constants,
             **BLOCKS,
             **OPTIONS,
