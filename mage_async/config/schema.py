@@ -610,8 +610,8 @@ class Learner(Section):
     average: Literal["token", "trial", "turn"] = "token"
     """How the policy loss is averaged. "token": over all tokens of an update. "trial": over the
     tokens of each trial, then over trials (GRPO). "turn": over the tokens of each turn, then over
-    the turns of each kind in a trial, then over trials (arXiv 2503.09501). KL term and entropy
-    bonus are always means over tokens."""
+    the turns of each kind in a trial, then over trials (arXiv 2503.09501). The KL term is averaged
+    likewise; the entropy bonus is always a mean over tokens."""
     kl: NonNegative = 0.0
     """Weight of the KL divergence from the initial policy, estimated by k3 per token in nats;
     with 0 no second model is in memory."""

@@ -78,12 +78,16 @@ class TrainingSequence:
     """The token of an alternative action, by the position of the sampled token that it replaces."""
     allowed: AllowedSets | None = None
     """The sets that the sampled tokens were drawn from; None: all from the whole vocabulary."""
+    weights: Tensor | None = None
+    """float32 [turns], on the learner's device: the weight of each turn's tokens in the KL term
+    (`loss_weights`); None: 1."""
 
 
 def sequences_of(
     trials: Sequence[Trial],
     advantages: Tensor,
     *,
+    weights: Tensor | None = None,
     second_role: SecondRole | None = None,
     kinds: Collection[Kind] = tuple(Kind),
 ) -> list[TrainingSequence]:
@@ -94,6 +98,7 @@ def sequences_of(
 
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
+        weights: weights of their tokens in the KL term, likewise; None: 1.
         second_role: function that says which turns the second role took; None: there is one role.
         kinds: kinds of turns that are trained on.
     """
@@ -105,9 +110,14 @@ def sequences_of(
             parts.append(part)
             order += [num_before + number for number in part.numbers]
         num_before += len(trial.turns)
-    by_part = advantages[torch.tensor(order, dtype=torch.long, device=advantages.device)]
-    pieces = by_part.split([len(part.turns) for part in parts])
-    return [_sequence(part, piece) for part, piece in zip(parts, pieces, strict=True)]
+    index = torch.tensor(order, dtype=torch.long, device=advantages.device)
+    counts = [len(part.turns) for part in parts]
+    pieces = advantages[index].split(counts)
+    found = [_sequence(part, piece) for part, piece in zip(parts, pieces, strict=True)]
+    if weights is None:
+        return found
+    pieces = weights[index].split(counts)
+    return [replace(each, weights=piece) for each, piece in zip(found, pieces, strict=True)]
 
 
 class _Part(NamedTuple):
@@ -165,8 +175,11 @@ def training_sequences(
     trials = [trial for group in groups for trial in group.trials]
     kinds = trained_kinds(config, version)
     advantages = trained_advantages(trials, credited(groups, config), config, device, kinds)
+    weights, average = None, config.learner.average
+    if config.learner.kl and average != "token":
+        weights = torch.from_numpy(loss_weights(trials, average, kinds)).to(advantages)
     second_role = Methods(config).second_role()
-    found = sequences_of(trials, advantages, second_role=second_role, kinds=kinds)
+    found = sequences_of(trials, advantages, weights=weights, second_role=second_role, kinds=kinds)
     if not found:
         names = ", ".join(sorted(kind.name.lower() for kind in kinds))
         most = config.transcript.max_action_tokens
@@ -219,10 +232,10 @@ def loss_weights(
 ) -> np.ndarray:
     """Return a weight for the tokens of each turn: float64 [turns of all trials].
 
-    With these weights, the mean of the loss over all trained tokens becomes a mean over trials, or
-    over turns and then trials. Clips depend on the sign of an advantage alone, so the loss of a
-    token is proportional to its advantage, which is multiplied by the weight. (Under the
-    correction `vcpo` the loss is not proportional; it refuses these means.)
+    With these weights, the mean of the loss over all trained tokens, KL term included, becomes a
+    mean over trials, or over turns and then trials. Clips depend on the sign of an advantage alone,
+    so the policy loss of a token is proportional to its advantage, which is multiplied by the
+    weight. (Under the correction `vcpo` it is not proportional; it refuses these means.)
 
     Args:
         average: "trial" is a mean over the tokens of each trial, then over trials (GRPO, arXiv
@@ -573,6 +586,8 @@ class MicroBatch:
     """int64 [N]: number of the token's turn in this micro-batch, from 0 without gaps."""
     sequences: Tensor
     """int64 [N]: number of the token's sequence in this micro-batch."""
+    weights: Tensor | None = None
+    """float32 [N]: weight of each token in the KL term; None: 1."""
     reference: Tensor | None = None
     """float32 [N]: log-probs in nats under the KL term's reference policy; None without one."""
     prepared: tuple[Any, ...] = ()
@@ -617,6 +632,7 @@ class MicroBatch:
             row = replace(row, sharpness=factors)
         turn_lengths = np.concatenate([each.turn_lengths for each in sequences])
         advantages = torch.cat([each.advantages for each in sequences])
+        weights = [each.weights for each in sequences if each.weights is not None]
         return cls(
             row,
             sampled,
@@ -627,6 +643,9 @@ class MicroBatch:
             _put(device, version - sampled.policy_versions),
             _put(device, np.repeat(np.arange(len(turn_lengths)), turn_lengths)),
             _put(device, np.repeat(np.arange(len(sequences)), [len(each) for each in places])),
+            weights=at_tokens(torch.cat(weights), torch.from_numpy(turn_lengths)).to(device)
+            if weights
+            else None,
         )
 
     @property

@@ -196,7 +196,7 @@ class RankedTrainer(Trainer):
 _SEQUENCE_FIELDS = ["tokens", "places", "turn_lengths"]
 _ALLOWED_FIELDS = [f"allowed/{field.name}" for field in fields(AllowedSets)]
 """Fields of `AllowedSets`, which are empty for a sequence without restricted tokens."""
-_FIELDS = [*SampledTokens._fields, *_SEQUENCE_FIELDS, *_ALLOWED_FIELDS, "advantages"]
+_FIELDS = [*SampledTokens._fields, *_SEQUENCE_FIELDS, *_ALLOWED_FIELDS, "advantages", "weights"]
 LENGTHS = "/lengths"
 """Suffix of a field's name, for the number of elements of each sequence."""
 
@@ -247,7 +247,8 @@ def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
         else [allowed.index, allowed.offsets, allowed.tokens]
     )
     # Copied, because some arrays are read-only views of a received message.
-    tensors = [*map(torch.tensor, arrays), sequence.advantages.cpu()]
+    weights = torch.zeros(0) if sequence.weights is None else sequence.weights.cpu()
+    tensors = [*map(torch.tensor, arrays), sequence.advantages.cpu(), weights]
     return dict(zip(_FIELDS, tensors, strict=True))
 
 
@@ -263,6 +264,7 @@ def _sequence(row: dict[str, torch.Tensor], device: torch.device) -> TrainingSeq
         turn_lengths,
         row["advantages"].to(device),
         allowed=AllowedSets(index, offsets, allowed) if len(offsets) else None,
+        weights=row["weights"].to(device) if len(row["weights"]) else None,
     )
 
 

@@ -112,8 +112,9 @@ class CorrectedLoss:
         entropy_rates: Tensor,
         scale: float,
         reference: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> TokenLoss:
-        """Return `scale * sum(correction's losses + kl * k3 - entropy_rates * entropy)`.
+        """Return `scale * sum(correction's losses + kl * weights * k3 - entropy_rates * entropy)`.
 
         Args:
             tokens: inputs of the correction; their `logprobs` are not read.
@@ -123,21 +124,25 @@ class CorrectedLoss:
             reference: float32 [N]: log-probs in nats under the reference policy. The KL term is
                 `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
                 http://joschu.net/blog/kl-approx.html).
+            weights: float32 [N]: weight of each token's KL term; None: 1. A single pass over the LM
+                head does not know them, and is not taken.
         """
         loss = None
-        if self.clipped is not None and self._takes_single_pass(inputs):
+        if self.clipped is not None and weights is None and self._takes_single_pass(inputs):
             loss, logprobs, entropy = self._single_pass(
                 self.clipped, inputs, tokens, entropy_rates, scale, reference
             )
         else:
             logprobs, entropy = inputs.logprobs()
         surrogate = self.correct(tokens.at(logprobs))
-        reference_k3 = logprobs.new_zeros(())
+        reference_k3 = penalty = logprobs.new_zeros(())
         if reference is not None:
-            reference_k3 = k3(reference - logprobs).sum()
+            divergences = k3(reference - logprobs)
+            reference_k3 = divergences.sum()
+            penalty = reference_k3 if weights is None else (weights * divergences).sum()
         if loss is None:
             losses = surrogate.losses - entropy_rates * entropy
-            loss = scale * (losses.sum() + self.kl * reference_k3)
+            loss = scale * (losses.sum() + self.kl * penalty)
         return TokenLoss(loss, surrogate, entropy.detach(), reference_k3.detach())
 
     def _takes_single_pass(self, inputs: HeadInputs) -> bool:

@@ -320,7 +320,9 @@ class Trainer:
             batch = self.with_proximal(batch, inputs)
         assert batch.entropy_mask is not None
         rates = entropy_coefficient(self._learner, self.version) * batch.entropy_mask
-        result = self._loss(inputs, batch.correction_inputs(), rates, scale, batch.reference)
+        result = self._loss(
+            inputs, batch.correction_inputs(), rates, scale, batch.reference, batch.weights
+        )
         loss, counted = result.loss, []
         for term, prepared in zip(self._terms, batch.prepared, strict=True):
             added, numbers = term.loss(prepared, inputs, scale)

@@ -280,12 +280,15 @@ def test_a_share_comes_back_from_its_bytes() -> None:
     drawn = given[0].tokens[given[0].places]
     sets = [np.array([token, token + 1], np.int32) for token in drawn]
     given[0] = replace(given[0], allowed=AllowedSets.of([None, *sets[1:]]))
+    given = [replace(each, weights=0.5 * each.advantages) for each in given]
     found = from_bytes(to_bytes(given), torch.device("cpu"))
     for name in ("index", "offsets", "tokens"):
         assert (getattr(found[0].allowed, name) == getattr(given[0].allowed, name)).all()
     assert all(each.allowed is None for each in found[1:])
     expected, got = (MicroBatch.of(each, torch.device("cpu")) for each in (given, found))
-    values = attrgetter("row.sources", "row.targets", "turns", "turn_lengths", "advantages")
+    values = attrgetter(
+        "row.sources", "row.targets", "turns", "turn_lengths", "advantages", "weights"
+    )
     for one, two in zip(values(expected), values(got), strict=True):
         assert one.dtype == two.dtype
         assert (one == two).all()
