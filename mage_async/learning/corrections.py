@@ -337,10 +337,13 @@ class MisGeometric(Truncated, tag="mis_geometric"):
     """Turns whose geometric mean of importance weights lies outside a band are masked."""
 
     # The geometric mean does not punish long turns. The other turns are weighed as by `decoupled`.
+    # With the defaults this is `decoupled_geo_rs_token_tis` of the authors' code in verl.
 
-    keep_low: Share = 0.5
-    """Turns with a smaller mean are masked."""
-    keep_high: Weight = 5.0
+    keep_low: Share = 0.999
+    """Turns with a smaller mean are masked. The default band is the authors' in verl, for answers
+    of hundreds of tokens: it masks nearly all stale turns of a few tokens, which need a wider one.
+    """
+    keep_high: Weight = 1.001
     """Turns with a larger mean are masked."""
 
     def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -362,7 +365,7 @@ class Cispo(Correction, tag="cispo"):
     clip_low: Share = 1.0
     """The weight is clipped below at one minus this; 1, as in the paper, is no bound."""
     clip_high: NonNegative = 0.28
-    """The weight is clipped above at one plus this."""
+    """The weight is clipped above at one plus this. The default is ours: the paper tunes it."""
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the policy gradient loss under clipped weights."""

@@ -175,6 +175,17 @@ def test_mis_by_geometric_mean_keeps_a_turn_whose_tokens_cancel():
     assert made.is_masked.tolist() == [False, False, True, True]
 
 
+def test_mis_by_geometric_mean_has_the_bounds_of_its_authors_by_default():
+    """verl's `decoupled_geo_rs_token_tis`: a mean within 0.999 and 1.001, weights of at most 2."""
+    ratios = [3.0, 1 / 3, 3.0, 1.004 / 3, 1.0005, 1.0, 1.0, 0.997]
+    given = tokens(
+        [0.2 * each for each in ratios], [0.2] * 8, [1.0] * 8, turns=[0, 0, 1, 1, 2, 2, 3, 3]
+    )
+    made = MisGeometric().surrogate(given)
+    assert made.weights.tolist() == close([2.0, 1 / 3, 0.0, 0.0, 1.0005, 1.0, 0.0, 0.0])
+    assert made.is_masked.tolist() == [False, False, True, True, False, False, True, True]
+
+
 def test_gspo_clips_a_whole_turn_by_its_geometric_mean():
     given = tokens(
         [0.8, 0.4, 0.8, 0.8], [0.2, 0.4, 0.8, 0.8], [1.0, 1.0, -1.0, -1.0], turns=[0, 0, 1, 1]
@@ -262,6 +273,6 @@ def test_every_correction_takes_its_constants_from_the_configuration(name):
     tight |= {"max_age": 0, "age_decay": 0.0, "max_divergence": 1e-9}
     own = {key: value for key, value in tight.items() if key in rules.__struct_fields__}
     sharp = msgspec.structs.replace(rules, **own)
-    stale = tokens([0.46], [0.4], [1.0], proximal=[0.42], staleness=[1])
+    stale = tokens([0.46], [0.4], [1.0], proximal=[0.4002], staleness=[1])
     there = rules.surrogate(stale).losses
     assert not torch.equal(sharp.surrogate(stale).losses, there)
