@@ -450,7 +450,7 @@ class M2po(Correction, tag="m2po"):
     # the paper's formula, only tokens count that would be pushed further away (made likelier with a
     # positive advantage, or less likely with a negative one); a token that is pulled back is never
     # masked. Their code bounds another mean, in which masked tokens count with the square of the
-    # threshold, and so masks more.
+    # threshold, and keeps all ratios between 0.7 and 1.5.
 
     max_second_moment: Positive = 0.04
     """Bound of the mean squared log-ratio, in nats squared."""

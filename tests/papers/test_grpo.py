@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from statistics import mean, pstdev
+from statistics import mean, pstdev, stdev
 
 import pytest
 import torch
@@ -25,6 +25,17 @@ def test_the_score_of_a_trial_is_normalised_in_its_group_and_given_to_all_its_tu
     spread = pstdev(SCORES) + 1e-6
     for trial, score, own in zip(TRIALS, SCORES, advantages_of(TRIALS, "grpo"), strict=True):
         assert own == [close((score - mean(SCORES)) / spread)] * len(trial.turns)
+
+
+def test_verls_deviation_makes_all_advantages_of_a_group_of_eight_7_percent_smaller():
+    """verl and ORBIT divide by the deviation with n - 1."""
+    rewards = drawn_rewards(*[2] * 8, seed=5)
+    scores = [math.fsum(each) for each in rewards]
+    trials = [trial_of(index, each) for index, each in enumerate(rewards)]
+    theirs = [(score - mean(scores)) / (stdev(scores) + 1e-6) for score in scores]
+    for own, their in zip(advantages_of(trials, "grpo"), theirs, strict=True):
+        assert own[0] / their == pytest.approx(math.sqrt(8 / 7), rel=1e-6)
+        assert own[0] / their == pytest.approx(1.07, abs=0.002)
 
 
 def test_the_loss_is_a_mean_over_the_tokens_of_a_trial_and_then_over_trials():
