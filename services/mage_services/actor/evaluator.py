@@ -11,7 +11,6 @@ there is no curve, and the engine is made only after training.
 """
 
 import asyncio
-import fcntl
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -40,7 +39,6 @@ from mage_async.environments.mix import Mix
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
-from mage_async.policy.checkpoint import MERGE_AGAIN, MERGED, whole_policy
 from mage_async.policy.demonstrations import LATE_S, WIN_STAY_RULE, scripted_play
 from mage_async.policy.full_disk import writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
@@ -64,6 +62,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted_play import Player, random_play
 from mage_async.trials.win_stay import Rule, player_of
 from mage_services.actor.actor import beating, note_edits
+from mage_services.actor.play_session import model_directory
 from mage_services.actor.rollout import Planned, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
@@ -788,25 +787,6 @@ def _last(startup: Startup) -> tuple[int, Path]:
     if (last := _finished(startup)) is None:
         raise RunError("the learner said goodbye before its last step")
     return last
-
-
-def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path:
-    """Return a checkpoint as a model directory, with adapters merged into the weights. Wait while
-    another process, such as `mage play`, merges the same ones.
-    """
-    # The policy that the run began with has no adapters.
-    if config.policy.lora is None or checkpoint == run.policy:
-        return checkpoint
-    merged = checkpoint / MERGED
-    # No lock where nothing is left to merge: a run that may only be read can be played too.
-    if merged.is_dir():
-        return merged
-    with (
-        writing(f"the merged model to {merged}", MERGE_AGAIN),
-        (checkpoint / f".{MERGED}.lock").open("w") as lock,
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed
-        return whole_policy(config, run.policy, checkpoint)
 
 
 if __name__ == "__main__":

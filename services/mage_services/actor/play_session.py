@@ -1,5 +1,6 @@
 """Play a trial outside of training, which a person plays or watches (`mage play`, `mage view`)."""
 
+import fcntl
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call
 from mage_async.errors import ConfigError, RunError
-from mage_async.policy.checkpoint import chosen_checkpoint
+from mage_async.policy.checkpoint import MERGE_AGAIN, MERGED, chosen_checkpoint, whole_policy
+from mage_async.policy.full_disk import writing
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
@@ -120,9 +122,26 @@ def chosen_policy(run: RunDirectory, config: Config, checkpoint: str) -> tuple[P
         RunError: the run has no checkpoint of that step.
     """
     folder, version = chosen_checkpoint(run, config, checkpoint)
-    from mage_services.actor.evaluator import model_directory
-
     return model_directory(run, config, folder), version
+
+
+def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path:
+    """Return a checkpoint as a model directory, with adapters merged into the weights. Wait while
+    another process, such as `mage play`, merges the same ones.
+    """
+    # The policy that the run began with has no adapters.
+    if config.policy.lora is None or checkpoint == run.policy:
+        return checkpoint
+    merged = checkpoint / MERGED
+    # No lock where nothing is left to merge: a run that may only be read can be played too.
+    if merged.is_dir():
+        return merged
+    with (
+        writing(f"the merged model to {merged}", MERGE_AGAIN),
+        (checkpoint / f".{MERGED}.lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed
+        return whole_policy(config, run.policy, checkpoint)
 
 
 Ask = Callable[[HumanPrompt], str]
