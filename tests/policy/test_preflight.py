@@ -430,9 +430,8 @@ def test_a_fault_that_may_be_gone_at_another_try_does_not_keep_a_run_from_its_st
 
 def test_no_more_first_trials_are_open_than_an_environment_may_have(directory: Path) -> None:
     given = "environment.name=tests.helpers.known_players:SignedBoxes", "environment.most_open=2"
-    said: list[str] = []
-    run_preflight(pretrained(directory, *given), 1, said.append)
-    assert any("of 4 actions were valid" in line for line in said)
+    order = PreflightOrder(config_file.as_tables(pretrained(directory, *given)), 1, 0.0)
+    assert "of 4 actions were valid" in preflight._preflight(order, print).sentence
 
 
 def test_the_supervisor_looks_at_a_policy_through_a_process(
@@ -446,11 +445,27 @@ def test_the_supervisor_looks_at_a_policy_through_a_process(
     assert "waiting for the check of the policy: " in capsys.readouterr().err
 
 
-def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
-    file = directory / "config.json"
+def test_what_the_process_finds_is_one_sentence(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, file = pretrained(directory), directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"logit_scale": 2.0}))
-    with pytest.raises(DeterministicFailure, match="because of its logit scale"):
-        run_preflight(pretrained(directory), 1, say=print)
+    with pytest.raises(PolicyError, match="because of its logit scale") as found:
+        preflight._preflight(PreflightOrder(config_file.as_tables(config), 1, 0.0), print)
+    # A process that finds the same and, unlike the real one, imports no torch for it.
+    program = f"""
+from mage_async.errors import PolicyError
+from mage_services.actor import preflight
+
+def find(*given):
+    raise PolicyError({str(found.value)!r})
+
+preflight._preflight = find
+preflight.main()
+"""
+    monkeypatch.setattr(preflight, "module_command", lambda _: [sys.executable, "-c", program])
+    with pytest.raises(DeterministicFailure, match=f"^{re.escape(str(found.value))}$"):
+        run_preflight(config, 1, say=print)
 
 
 @pytest.mark.parametrize(
