@@ -115,28 +115,30 @@ def test_the_triton_head_takes_what_tensor_cores_take(
     assert dispatch.is_fused_head(hidden) is is_taken
 
 
-def imported_with(wish: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """Import the package in a process of its own, with `path` before everything else."""
-    package = Path(dispatch.__file__).parents[1]
-    environment = os.environ | {"MAGE_KERNELS": wish, "PYTHONPATH": f"{path}:{package}"}
-    code = "import mage_kernels, sys; print('triton' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+IMPORTED_TWICE = """
+import os, sys
+import mage_kernels
 
-
-def test_a_broken_triton_is_an_error_with_its_cause(tmp_path: Path) -> None:
-    broken = tmp_path / "triton"
-    broken.mkdir()
-    (broken / "__init__.py").write_text("raise ImportError('libcuda is missing')\n")
-    done = imported_with("triton", tmp_path)
-    assert done.returncode != 0
-    assert "libcuda is missing" in done.stderr
+print("triton" in sys.modules, flush=True)
+for name in [name for name in sys.modules if name.startswith("mage_kernels")]:
+    del sys.modules[name]
+sys.path.insert(0, sys.argv[1])
+os.environ["MAGE_KERNELS"] = "triton"
+import mage_kernels
+"""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton is wanted")
-def test_without_a_gpu_triton_is_not_even_imported(tmp_path: Path) -> None:
-    done = imported_with("auto", tmp_path)
-    assert (done.returncode, done.stdout) == (0, "False\n")
+def test_without_a_gpu_triton_is_not_even_imported_and_a_broken_one_is_an_error_with_its_cause(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('libcuda is missing')\n")
+    package = Path(dispatch.__file__).parents[1]
+    environment = os.environ | {"MAGE_KERNELS": "auto", "PYTHONPATH": str(package)}
+    command = [sys.executable, "-c", IMPORTED_TWICE, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "False\n"), done.stderr
+    assert done.stderr.endswith("ImportError: libcuda is missing\n")
 
 
 def test_the_lines_of_the_readme_compute_log_probs(capsys: pytest.CaptureFixture[str]) -> None:
