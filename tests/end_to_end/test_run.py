@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mage_services.cli.main import main
+
 Start = Callable[..., "subprocess.Popen[str]"]
 RECORDS = ("learner.json", "summary.json")
 
@@ -98,13 +100,10 @@ def test_a_checkpoint_is_a_huggingface_folder(finished: tuple[Path, str]) -> Non
     assert model.get_input_embeddings().weight.dtype == torch.float32
 
 
-def test_evaluate_plays_more_episodes_than_training_did(
-    finished: tuple[Path, str], environment: dict[str, str]
-) -> None:
-    command = [sys.executable, "-m", "mage_async.launch", "evaluate", str(finished[0])]
-    command += ["--trials", "8", "--episodes", "6"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+def test_evaluate_plays_more_episodes_than_training_did(finished: tuple[Path, str]) -> None:
+    threads = torch.get_num_threads()
+    assert main(["evaluate", str(finished[0]), "--trials", "8", "--episodes", "6"]) == 0
+    torch.set_num_threads(threads)
     document = json.loads((finished[0] / "episodes_6" / "evaluation.json").read_text())
     assert len(document["sets"]["heldout"]["return_by_episode"]) == 6
     assert document["sets"]["heldout"]["cut_short"] == 0  # there is room for twice as many
