@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ContextFull, RunError, TurnLost
 from mage_async.inference.chat_files import load_chat
 from mage_services.cli.chat import COMMANDS
+from mage_services.cli.main import main
 from mage_services.engines.chat_endpoint import ChatEndpoint, Endpoint, text_chat
 from mage_services.environments.call_runner import CallRunner
 from mage_services.gateway.chat_completions import (
@@ -447,19 +449,15 @@ def test_results_of_parallel_calls_come_in_the_order_of_the_calls():
     assert conversation_texts(results, has_tools=True) == (("r2", "r0", "r1"),)
 
 
-def test_the_terminal_talks_with_the_policy(run_dir):
-    done = subprocess.run(
-        [*MAGE, "chat", str(run_dir), "--temperature", "0"],
-        input="episode 1\nopp rock\n/reset\n/hlep\n/help\nepisode 1\n/quit\nepisode 1\n",
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
-    answers = [line for line in done.stdout.replace("> <", "<").splitlines() if "<action>" in line]
+def test_the_terminal_talks_with_the_policy(run_dir, monkeypatch, capsys):
+    lines = "episode 1\nopp rock\n/reset\n/hlep\n/help\nepisode 1\n/quit\nepisode 1\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert main(["chat", str(run_dir), "--temperature", "0"]) == 0
+    said = capsys.readouterr().out
+    answers = [line for line in said.replace("> <", "<").splitlines() if "<action>" in line]
     assert len(answers) == 3
     assert answers[2].endswith(answers[0])
-    assert f"there is no command '/hlep': {COMMANDS}\n> {COMMANDS}\n" in done.stdout
+    assert f"there is no command '/hlep': {COMMANDS}\n> {COMMANDS}\n" in said
 
 
 class Hub(BaseHTTPRequestHandler):

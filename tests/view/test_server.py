@@ -4,14 +4,14 @@ import asyncio
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from html.parser import HTMLParser
 
 import pytest
 
+from mage_services.cli.main import main
+from mage_services.processes import cores_and_memory
 from mage_services.processes.child_process import ChildProcess
 from mage_services.view import server as server_module
 from mage_services.view import trial_pages
@@ -304,26 +304,19 @@ def test_a_copy_without_its_tokenizer_shows_numbers_and_says_why(tmp_path):
         assert (status, "text cannot be searched" in text) == (404, True)
 
 
-def test_a_port_in_use_and_a_folder_that_is_none_are_a_sentence(tmp_path):
+def test_a_port_in_use_and_a_folder_that_is_none_are_a_sentence(tmp_path, monkeypatch, capsys):
+    # It would lower the priority of the tests.
+    monkeypatch.setattr(cores_and_memory, "lower_priority", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for folder, said in (
             (tmp_path, f"port {port} of 127.0.0.1 is in use"),
             (tmp_path / "no", "no such folder of runs"),
         ):
-            command = [
-                sys.executable,
-                "-m",
-                "mage_async.launch",
-                "view",
-                str(folder),
-                "--port",
-                port,
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            assert done.returncode == 2
-            assert said in done.stderr
-            assert done.stderr.count("\n") == 1
+            assert main(["view", str(folder), "--port", port]) == 2
+            errors = capsys.readouterr().err
+            assert said in errors
+            assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [0, 1])
