@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from mage_services.cli.main import main
+
 Start = Callable[..., Any]
 RAISES = """
 from itertools import count
@@ -76,10 +78,12 @@ def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
     assert f"{address} is in use" in output
 
 
-def test_a_model_directory_that_is_none_is_named(start: Start, tmp_path: Path) -> None:
-    changes = (f"policy.source={tmp_path}", "warm_start.steps=0", "supervision.max_restarts=0")
-    output = _ended(start(tmp_path / "run", "--actors", "1", changes=changes))
-    assert f"{tmp_path}: no config.json" in output
+def test_a_model_directory_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = ["--set", f"policy.source={tmp_path}", "--set", "warm_start.steps=0"]
+    assert main(["--run-dir", str(tmp_path / "run"), "--actors", "1", *policy]) == 2
+    assert f"{tmp_path}: no config.json" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -98,9 +102,11 @@ def test_an_environment_that_raises_ends_the_run_with_its_words(
     assert "ValueError: the dice are gone" in output
 
 
-def test_a_run_directory_that_cannot_be_written_is_named(start: Start) -> None:
-    output = _ended(start(Path("/proc/nowhere"), "--actors", "1"))
-    assert "/proc/nowhere cannot be written" in output
+def test_a_run_directory_that_cannot_be_written_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--run-dir", "/proc/nowhere", "--actors", "1"]) == 2
+    assert "/proc/nowhere cannot be written" in capsys.readouterr().err
 
 
 def test_a_run_is_not_overwritten(start: Start, finished: tuple[Path, str]) -> None:
