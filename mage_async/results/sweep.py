@@ -384,9 +384,9 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
 def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
     """Return a sentence about the settings in which no token reached the age of the bound, or "".
 
-    In such settings the bound had no effect, so differences between their returns are random. This
-    happens if actors are slower than the learner, because then no trial waits long enough to become
-    old.
+    In such settings the bound had no effect, so those that differ in nothing else differ at random.
+    This happens if actors are slower than the learner, because then no trial waits long enough to
+    become old.
     """
     oldest = dict[tuple[Setting, int], float]()
     for run in finished:
@@ -401,8 +401,8 @@ def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
     reached = max(oldest[key] for key in unused if key[1] == bound)
     return (
         f"In {len(unused)} of {len(oldest)} settings no token reached the age of the bound (at "
-        f"{bound} steps: {reached:g} at most): there the bound limited nothing, and differences "
-        "between returns are due to chance. `--lags` sets the age directly."
+        f"{bound} steps: {reached:g} at most). There the bound limited nothing: settings that "
+        "differ in such bounds alone differ by chance. `--lags` sets the age directly."
     )
 
 

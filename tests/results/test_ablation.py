@@ -205,6 +205,8 @@ def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
     said = unreached_bounds_sentence([*reached, idle])
     assert said.startswith("In 1 of 2 settings no token reached the age of the bound (at 8 steps")
     assert "2 at most" in said
+    # Corrections and lags act whether or not the bound does.
+    assert "settings that differ in such bounds alone differ by chance" in said
     assert said in render_matrix([*reached, idle], num_cells=3, title="").replace("&#x27;", "'")
 
 
