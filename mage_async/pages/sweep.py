@@ -66,7 +66,8 @@ def render_matrix(
     """Return the page of a matrix as HTML that needs no other file.
 
     Args:
-        finished: Finished runs, at least one.
+        finished: Finished runs, at least one, in the order of the command: the setting of the
+            first one is the control of the others.
         num_cells: Number of cells of the whole matrix.
         title: Configuration, method and varied keys, in words.
         subject: Subject of the comparison; it has the heading and the name of the x axis.
@@ -74,6 +75,7 @@ def render_matrix(
     runs = by_setting(finished)
     by_label = {setting.label: same for setting, same in runs.items()}
     seeds = ", ".join(map(str, sorted({run.cell.seed for run in finished})))
+    base = finished[0].cell.setting
     return fill(
         "sweep.html",
         title=f"{subject.heading} · mage",
@@ -87,8 +89,8 @@ def render_matrix(
         ages=_age_bars(runs),
         untrained=_figure_table(by_age_group(runs), UNTRAINED_COLUMNS),
         results=_figure_table(by_label, RESULT_COLUMNS),
-        base=next(iter(by_label)),
-        differences=_difference_table(by_label),
+        base=base,
+        differences=_difference_table(runs, base),
         corrections=_figure_table(by_label, CORRECTION_COLUMNS),
     )
 
@@ -173,18 +175,36 @@ def _figure_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[s
     return Table([words(name) for name in ("", "runs", *names)], rows)
 
 
-def _difference_table(groups: Mapping[str, Sequence[FinishedRun]]) -> Table | None:
-    """Return the table of differences of the last episode's return to the first group, seed by
-    seed: runs of one seed share their warm start and tasks. None: there is one group alone.
+def _difference_table(runs: RunsBySetting, base: Setting) -> Table | None:
+    """Return the table of differences of the last episode's return to the control, seed by seed:
+    runs of one seed share their warm start and tasks. None: there is one setting alone.
+
+    Where corrections are compared, it has the difference to the control's correction at the same
+    ages, too: that to the control itself is one of age and correction together.
     """
-    base, *others = (
-        {run.cell.seed: run.figures[RETURN] for run in same} for same in groups.values()
-    )
+    returns = {
+        setting: {run.cell.seed: run.figures[RETURN] for run in same}
+        for setting, same in runs.items()
+    }
+    controls = {
+        setting.age_group: setting for setting in runs if setting.correction == base.correction
+    }
+    has_corrections = any(controls.get(each.age_group, each) != each for each in runs)
+
+    def cells(setting: Setting, control: Setting | None) -> list[TableCell]:
+        """Return the number of pairs of a setting and a control, and their mean difference."""
+        if control is None or control == setting:
+            return [TableCell("–"), TableCell("–")]
+        gaps = paired(returns[setting], returns[control])
+        return [TableCell(str(len(gaps))), _figure_cell(RETURN, gaps)]
+
     rows = []
-    for label, returns in zip([*groups][1:], others, strict=True):
-        gaps = paired(returns, base)
-        rows.append(TableRow(label, [TableCell(str(len(gaps))), _figure_cell(RETURN, gaps)]))
-    return Table(["", "seeds", "difference"], rows) if rows else None
+    for setting in runs:
+        same_age = cells(setting, controls.get(setting.age_group)) if has_corrections else []
+        if setting != base:
+            rows.append(TableRow(setting.label, [*cells(setting, base), *same_age]))
+    more = ["seeds", f"minus {base.correction} at the same ages"] if has_corrections else []
+    return Table(["", "seeds", "difference", *more], rows) if rows else None
 
 
 def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:

@@ -83,6 +83,8 @@ class Setting:
     """
     age_group: str = field(compare=False)
     """Settings of one group train on tokens of the same ages, so their age figures are pooled."""
+    correction: str = field(default="", compare=False)
+    """Value of `learner.correction` in an ablation; "" elsewhere."""
     allowed_age: int | None = field(default=None, compare=False)
     """Age in steps of the setting's bound, which the rules "count" and "window" may exceed; None if
     the setting has no bound.
@@ -315,6 +317,7 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
         place_name=(bound_text or "no bound") + (f" + lag {lag}" if lag else ""),
         method=f"{rule}, {correction}",
         age_group=f"{named_rule}{lag_text}",  # corrections do not change ages
+        correction=correction,
         allowed_age=None if rule == "unbounded" else age,
     )
 

@@ -1,6 +1,7 @@
 """A matrix of runs: its cells, what a finished one says, and the page."""
 
 import math
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -190,10 +191,25 @@ def test_the_page_has_the_differences_to_the_first_setting_seed_by_seed():
         for seed in range(3)
     ]
     page = render_matrix(runs, num_cells=6, title="quickstart")
-    assert "minus that of “slots 1, decoupled”, seed by seed" in page
+    assert "minus that of “slots 1, decoupled”, the first one of" in page
     assert "−0.110" in page
     assert "± 0.043" in page  # of -0.10, -0.10, -0.13: 4.303 * 0.0173 / sqrt(3)
     assert "seed by seed" not in render_matrix(runs[:3], num_cells=6, title="quickstart")
+
+
+def test_a_correction_is_compared_with_the_first_one_of_the_command_at_the_same_ages():
+    command = ["--rules", "slots", "--corrections", "ppo", "decoupled", "--bounds", "8", "0"]
+    last = {"ppo": {8: 0.5, 0: 0.7}, "decoupled": {8: 0.61, 0: 0.75}}
+    runs = [
+        finished(cell.setting, cell.seed, last[correction][bound] + 0.1 * cell.seed)
+        for cell in read_ablation(command).configs
+        for _, correction, _, bound in [cell.setting.key]
+    ]
+    page = render_matrix(runs, num_cells=len(runs), title="quickstart")
+    assert "minus that of “slots 8, ppo”, the first one of the command, seed by seed" in page
+    assert "minus ppo at the same ages" in page
+    row = page[page.rindex("slots 0, decoupled", 0, page.index("What was done to tokens")) :]
+    assert re.findall(r"[+−]0\.\d+", row)[:2] == ["+0.250", "+0.050"]
 
 
 def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
