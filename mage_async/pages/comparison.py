@@ -25,7 +25,13 @@ from mage_async.pages.templating import fill
 from mage_async.results import intervals
 from mage_async.results.intervals import half_text, interval
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import RunRecords, read_document, read_records
+from mage_async.results.run_files import (
+    RunRecords,
+    alike_and_different,
+    made_with_of,
+    read_document,
+    read_records,
+)
 from mage_async.trajectory import num_decimals
 
 IGNORED_KEYS = ("seed", "journal.", "supervision.", "transport.", "evaluation.final_trials")
@@ -74,7 +80,7 @@ def read_run(run: RunDirectory) -> ComparedRun:
     missing = [name for name in SUMMARY_PARTS if name not in summary]
     if missing:
         raise RunError(f"{run.summary} lacks {', '.join(missing)}: it is damaged")
-    return ComparedRun(records, summary, read_document(run.launch).get("sources", {}))
+    return ComparedRun(records, summary, records.launch.get("sources", {}))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,6 +225,7 @@ def compare(runs: Sequence[ComparedRun]) -> str:
     found = arms(runs)
     first, *others = found
     split, charts = curves(found)
+    alike, different = alike_and_different([made_with_of(run.records) for run in runs])
     return fill(
         "comparison.html",
         title=f"{len(runs)} runs · mage",
@@ -226,6 +233,8 @@ def compare(runs: Sequence[ComparedRun]) -> str:
         differences=f"{len(found)} arms; they differ in {', '.join(first.settings)}"
         if others
         else "1 arm: the runs differ in nothing but seeds",
+        alike=alike,
+        different=different,
         has_small_arm=any(len(arm.values("evaluation", "heldout", *LAST)) < 3 for arm in found),
         reached=_arm_table(found, REACHED),
         first=first.label,

@@ -11,6 +11,7 @@ from mage_async.pages.curves import episode_css
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
 from mage_async.results.intervals import interval, paired
+from mage_async.results.run_files import alike_and_different
 from mage_async.results.sweep import (
     STALENESS,
     FinishedRun,
@@ -76,12 +77,15 @@ def render_matrix(
     by_label = {setting.label: same for setting, same in runs.items()}
     seeds = ", ".join(map(str, sorted({run.cell.seed for run in finished})))
     base = finished[0].cell.setting
+    alike, different = alike_and_different([run.made_with for run in finished])
     return fill(
         "sweep.html",
         title=f"{subject.heading} · mage",
         heading=subject.heading,
         matrix=f"{title} · {len(finished)} of {num_cells} runs, seeds {seeds}",
         bounds=unreached_bounds_sentence(finished),
+        alike=alike,
+        different=different,
         # The ablation of staleness chooses no setting.
         note="" if subject.is_about_staleness else best_note(len(runs)),
         returns=_return_charts(runs, subject),

@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,6 +93,35 @@ def read_records(run: RunDirectory) -> RunRecords:
         read_document(run.supervisor),
         read_document(run.warm_start),
         read_document(run.launch),
+    )
+
+
+def made_with_of(records: RunRecords) -> dict[str, str]:
+    """Return the number of actors of a run, and the versions of its last start, by name."""
+    launch = records.launch
+    found = {"actors": str(launch["actors"])} if "actors" in launch else {}
+    versions: dict[str, str] = launch.get("versions", {})
+    return found | versions
+
+
+def alike_and_different(made_with: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    """Return what all runs were made with, and a sentence on what differs between them, or "".
+
+    A matrix of runs that is continued after an update has runs of two versions of the program.
+    """
+    names = dict.fromkeys(itertools.chain(*made_with))
+    counts = {name: Counter(each.get(name, "none") for each in made_with) for name in names}
+    alike = [f"{name} {value}" for name, (value, *more) in counts.items() if not more]
+    different = [
+        f"{name} {', '.join(f'{value} ({each} of them)' for value, each in found.items())}"
+        for name, found in counts.items()
+        if len(found) > 1
+    ]
+    return ", ".join(alike), (
+        f"The runs were not made alike: {'; '.join(different)}. Differences of their returns or "
+        "speeds may be due to that."
+        if different
+        else ""
     )
 
 

@@ -29,7 +29,13 @@ from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Selection
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory, distinct_name
-from mage_async.results.run_files import Record, RunRecords, read_document, read_records
+from mage_async.results.run_files import (
+    Record,
+    RunRecords,
+    made_with_of,
+    read_document,
+    read_records,
+)
 
 LONGEST_FOLDER = 120
 """Largest number of characters of a folder's name."""
@@ -368,10 +374,13 @@ class FinishedRun:
     """
     ages: list[dict[int, float]]
     """Share of tokens by age in steps: among all tokens, then among the tokens of each episode."""
+    made_with: Mapping[str, str] = field(default_factory=dict)
+    """What the run was made with (`made_with_of`), and trials of its final evaluation."""
 
     def row(self) -> dict[str, Any]:
-        """Return setting, seed and figures as one row of a table."""
-        return dict(self.cell.setting.columns) | {"seed": self.cell.seed} | self.figures
+        """Return setting, seed, figures and versions as one row of a table."""
+        columns = dict(self.cell.setting.columns)
+        return columns | {"seed": self.cell.seed} | self.figures | dict(self.made_with)
 
 
 def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
@@ -381,7 +390,9 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
         RunError: a file of the run is damaged.
     """
     records, summary = read_records(run), read_document(run.summary)
-    return FinishedRun(cell, _figures(records, summary), _curve(records), _ages(records))
+    trials = {"trials of a final evaluation": str(records.config.evaluation.final_trials)}
+    made_with = made_with_of(records) | trials
+    return FinishedRun(cell, _figures(records, summary), _curve(records), _ages(records), made_with)
 
 
 def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:

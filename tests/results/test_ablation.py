@@ -1,5 +1,6 @@
 """A matrix of runs: its cells, what a finished one says, and the page."""
 
+import json
 import math
 import re
 from html.parser import HTMLParser
@@ -7,8 +8,10 @@ from html.parser import HTMLParser
 import pytest
 
 from mage_async.errors import ConfigError
+from mage_async.pages.comparison import compare, read_run
 from mage_async.pages.sweep import render_matrix
 from mage_async.results.intervals import interval, paired, standard_error
+from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
 from mage_async.results.sweep import (
     Cell,
@@ -210,6 +213,22 @@ def test_a_correction_is_compared_with_the_first_one_of_the_command_at_the_same_
     assert "minus ppo at the same ages" in page
     row = page[page.rindex("slots 0, decoupled", 0, page.index("What was done to tokens")) :]
     assert re.findall(r"[+−]0\.\d+", row)[:2] == ["+0.250", "+0.050"]
+
+
+def test_the_page_names_the_versions_of_the_runs_and_says_if_they_differ(make_run, tmp_path):
+    setting, runs = staleness_setting("slots", "decoupled", 0, 1), []
+    for seed, commit in enumerate(("aaaa", "aaaa", "bbbb")):
+        run = make_run(str(seed), steps=20, seed=seed)
+        write_summary(run, summarise(run, wall_s=40.0, processor_s=60.0))
+        run.launch.write_text(json.dumps({"actors": 1, "versions": {"commit": commit}}))
+        runs.append(read_cell(Cell(setting, seed), run))
+    page = render_matrix(runs[:2], num_cells=3, title="")
+    assert re.search(r"All runs: actors 1, commit aaaa, trials of a final evaluation \d+\.", page)
+    assert "Careful" not in page
+    assert runs[2].row()["commit"] == "bbbb"
+    said = "The runs were not made alike: commit aaaa (2 of them), bbbb (1 of them)."
+    assert said in render_matrix(runs, num_cells=3, title="")
+    assert said in compare([read_run(RunDirectory(tmp_path / str(seed))) for seed in range(3)])
 
 
 def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():

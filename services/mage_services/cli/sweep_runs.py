@@ -9,6 +9,7 @@ those cells again.
 
 import asyncio
 import csv
+import itertools
 import os
 import shutil
 import signal
@@ -26,7 +27,7 @@ from mage_async.errors import RunError
 from mage_async.pages.charts import counted, duration
 from mage_async.pages.sweep import render_matrix
 from mage_async.policy.full_disk import writing
-from mage_async.results.run_files import read_document
+from mage_async.results.run_files import alike_and_different, read_document
 from mage_async.results.sweep import (
     Cell,
     FinishedRun,
@@ -103,7 +104,8 @@ def write_files(matrix: Matrix) -> list[FinishedRun]:
         with writing(str(matrix.root), "make room, then run the same command again"):
             (matrix.root / "report.html").write_text(page, encoding="utf-8")
             with (matrix.root / "runs.csv").open("w", newline="", encoding="utf-8") as out:
-                table = csv.DictWriter(out, list(rows[0]))
+                # A run of an earlier version may lack columns.
+                table = csv.DictWriter(out, list(dict.fromkeys(itertools.chain(*rows))))
                 table.writeheader()
                 table.writerows(rows)
     return finished
@@ -153,6 +155,8 @@ def run_missing(matrix: Matrix) -> int:
                 "(max_staleness + lag)"
             )
             print(unreached_bounds_sentence(finished) or reached, flush=True)
+        if different := alike_and_different([run.made_with for run in finished])[1]:
+            print(different, flush=True)
     left = outcomes.count("left for later")
     if left:
         print(f"{counted(left, 'run')} left; run the same command again")
