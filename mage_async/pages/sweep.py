@@ -37,6 +37,7 @@ RETURN = "heldout_last_return"
 RESULT_COLUMNS = (
     RETURN,
     "train_last_return",
+    "sampled_tokens",
     "trials_per_s",
     "wall_s",
     "processor_s",

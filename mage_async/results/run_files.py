@@ -69,6 +69,11 @@ class RunRecords:
         # before that step's metrics. So the next difference may be negative.
         return [max(0.0, later - sooner) for sooner, later in itertools.pairwise(times)]
 
+    def step_tokens(self) -> list[float]:
+        """Return the number of sampled tokens that each step of `metrics` trained."""
+        steps = zip(self.metrics, self.step_s(), strict=True)
+        return [record["generated_tokens_per_s"] * seconds for record, seconds in steps]
+
 
 SOURCE_OF = "source of "
 """Beginning of the key under which a start records that a class, named after it, was edited."""

@@ -85,7 +85,7 @@ def summarise(
             name: weighted_mean([record[name] for record in records.metrics], step_s)
             for name in (_RATES if records.metrics else ())
         },
-        "staleness": _staleness(records.metrics, step_s),
+        "staleness": _staleness(records.metrics, records.step_tokens()),
         "prefix_cache": _prefix_cache(records),
         "invalid_actions_per_trial": (
             _mean_over_steps(records, "invalid_actions_per_trial") if records.metrics else None
@@ -218,26 +218,19 @@ def _trials(run: RunDirectory, records: RunRecords) -> Record | None:
     return records.learner.get("trials")
 
 
-def _staleness(metrics: Sequence[Record], step_s: Sequence[float]) -> Record:
+def _staleness(metrics: Sequence[Record], tokens: Sequence[float]) -> Record:
     """Return staleness over all trained tokens.
 
     Args:
-        step_s: Seconds of each step.
+        tokens: Number of sampled tokens of each step.
     """
-    # Means over steps are weighted by the tokens of each step.
-    tokens = [
-        record["generated_tokens_per_s"] * seconds
-        for record, seconds in zip(metrics, step_s, strict=True)
-    ]
-
-    def mean(name: str) -> float:
-        steps = zip(metrics, tokens, strict=True)
-        known = [(record[name], count) for record, count in steps if name in record]
-        return weighted_mean(*zip(*known, strict=True)) if known else 0.0
-
     known = [record for record in metrics if "staleness_mean" in record]
     if not known:
         return {}
+
+    def mean(name: str) -> float:
+        return over_tokens(metrics, tokens, name)
+
     episodes = range(1, len(known[0]["return_by_episode"]) + 1)
     return {
         "mean": mean("staleness_mean"),
@@ -248,6 +241,15 @@ def _staleness(metrics: Sequence[Record], step_s: Sequence[float]) -> Record:
             mean(f"over_bound_share_episode_{each}") for each in episodes
         ],
     }
+
+
+def over_tokens(metrics: Sequence[Record], tokens: Sequence[float], name: str) -> float:
+    """Return the mean of a metric over the steps that have it, weighted by the tokens of each; 0 if
+    no step has it.
+    """
+    steps = zip(metrics, tokens, strict=True)
+    known = [(record[name], count) for record, count in steps if name in record]
+    return weighted_mean(*zip(*known, strict=True)) if known else 0.0
 
 
 def _prefix_cache(records: RunRecords) -> Record:

@@ -13,7 +13,6 @@ import json
 import math
 import random
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from mage_async.results.run_files import (
     read_document,
     read_records,
 )
+from mage_async.results.summary import over_tokens
 
 LONGEST_FOLDER = 120
 """Largest number of characters of a folder's name."""
@@ -59,7 +59,7 @@ AVERAGED = (
     "masked_share",
     "entropy",
 )
-"""Metrics whose mean over steps is a figure of a run. All steps train equally many trials."""
+"""Metrics whose mean over tokens is a figure of a run."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -424,8 +424,8 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
     """Return the figures of a run by name.
 
     The processor time is NaN if it was not recorded. Figures of steps are NaN if the run has no
-    steps, as a run of `--method zero_shot`. A step without tokens of episode 1 counts as 0 in
-    the shares of that episode, and `long_over_short` is 1 if all groups have about one length.
+    steps, as a run of `--method zero_shot`; `long_over_short` is 1 if all groups have about one
+    length.
     """
     trials, is_trained = summary["trials"], bool(records.metrics)
     staleness = summary["staleness"] if is_trained else {"mean": math.nan, "max": math.nan}
@@ -435,12 +435,9 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
         f"{split}_last_return": summary["evaluation"][split]["return_by_episode"][-1]
         for split in ("heldout", "train")
     }
-    first = {
-        f"{name}_episode_1": _mean(
-            [record.get(f"{name}_episode_1", 0.0) for record in records.metrics]
-        )
-        for name in ("over_bound_share", "masked_share")
-    }
+    # A step without tokens of episode 1, as after a curriculum, has no share of that episode.
+    averaged = (*AVERAGED, "over_bound_share_episode_1", "masked_share_episode_1")
+    tokens, recorded = records.step_tokens(), set(itertools.chain(*records.metrics))
     return {
         **last,
         "wall_s": summary["wall_s"],
@@ -448,17 +445,15 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
         "trials_per_s": summary["throughput"]["trials_per_s"] if is_trained else math.nan,
         "staleness_mean": staleness["mean"],
         "staleness_max": staleness["max"],
-        **{name: _mean([record[name] for record in records.metrics]) for name in AVERAGED},
-        **first,
+        "sampled_tokens": sum(tokens),
+        **{
+            name: over_tokens(records.metrics, tokens, name) if name in recorded else math.nan
+            for name in averaged
+        },
         "dropped_share": trials["dropped"] / max(1, trials["granted"]),
         "wasted_share": selection.wasted_share(),
         "long_over_short": 1.0 if long_over_short is None else long_over_short.value,
     }
-
-
-def _mean(over_steps: Sequence[float]) -> float:
-    """Return the mean of a metric over steps; NaN if there is no step."""
-    return statistics.fmean(over_steps) if over_steps else math.nan
 
 
 def _curve(records: RunRecords) -> list[tuple[int, float, float]]:
@@ -474,21 +469,22 @@ def _curve(records: RunRecords) -> list[tuple[int, float, float]]:
 def _ages(records: RunRecords) -> list[dict[int, float]]:
     """Return shares of tokens by age; see `FinishedRun.ages`."""
     suffixes = ["", *(f"_episode_{k + 1}" for k in range(records.config.trial.episodes))]
-    return [_histogram(records.metrics, suffix) for suffix in suffixes]
+    return [_histogram(records, suffix) for suffix in suffixes]
 
 
-def _histogram(metrics: Sequence[Record], suffix: str) -> dict[int, float]:
-    """Return the share of tokens of each age, as a mean over steps.
+def _histogram(records: RunRecords, suffix: str) -> dict[int, float]:
+    """Return the share of tokens of each age.
 
     Args:
         suffix: Suffix of the metric's name, such as "_episode_1"; "" for all episodes.
     """
-    shares: dict[int, float] = {}
-    for record in metrics:
+    tokens: dict[int, float] = {}
+    for record, weight in zip(records.metrics, records.step_tokens(), strict=True):
         for age in range(OLDEST_AGE + 1):
             if share := record.get(f"token_share_age_{age}{suffix}", 0.0):
-                shares[age] = shares.get(age, 0.0) + share / len(metrics)
-    return shares
+                tokens[age] = tokens.get(age, 0.0) + share * weight
+    total = sum(tokens.values())  # only steps with tokens of the episode count
+    return {age: tokens[age] / total for age in sorted(tokens)} if total else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from mage_services.cli.sweep_runs import Progress
 FIGURES = {
     "heldout_last_return": 0.7,
     "train_last_return": 0.7,
+    "sampled_tokens": 1e5,
     "trials_per_s": 200.0,
     "wall_s": 50.0,
     "processor_s": 80.0,
@@ -121,6 +122,28 @@ def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
     assert len(each.curve) == 20
     assert each.curve[-1][0] == 20 * 144
     assert len(each.ages) == 1 + 3
+
+
+def test_ages_and_shares_are_means_over_tokens_as_in_the_summary(make_run):
+    run = make_run(steps=2)
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for record, tokens_per_s, age in zip(records, (3000.0, 1000.0), (0, 1), strict=True):
+        for name in [name for name in record if name.startswith("token_share_age")]:
+            del record[name]
+        record |= {"generated_tokens_per_s": tokens_per_s, f"token_share_age_{age}": 1.0}
+        record |= {"over_bound_share": float(age), "masked_share": float(age)}
+        del record["clipped_share"]
+    seconds = records[0]["time_s"]
+    records[1]["time_s"] = 2 * seconds
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    summary = summarise(run, wall_s=40.0, processor_s=60.0)
+    write_summary(run, summary)
+    each = read_cell(Cell(staleness_setting("slots", "decoupled", 0, 1), 0), run)
+    assert each.ages[0] == pytest.approx({0: 0.75, 1: 0.25})
+    assert each.figures["masked_share"] == pytest.approx(0.25)
+    assert each.figures["over_bound_share"] == summary["staleness"]["over_bound_share"]
+    assert each.figures["sampled_tokens"] == pytest.approx(4000 * seconds)
+    assert math.isnan(each.figures["clipped_share"])
 
 
 def test_runs_that_train_no_step_have_returns_and_no_figures_of_steps(make_run):
