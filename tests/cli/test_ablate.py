@@ -142,7 +142,19 @@ def test_a_run_that_ends_without_a_result_has_failed(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/true")
     assert sweep_runs.run_matrix(read_ablation([*SMALL, "--run-dir", str(tmp_path)])) == 1
-    assert "slots-1-decoupled-seed0: failed, see " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "slots-1-decoupled-seed0: failed, see " in said
+    assert said.endswith("\n1 run failed; the same command runs them again\n")
+
+
+def test_a_run_that_was_killed_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "killed").write_text("#!/bin/sh\necho step 3\nkill -9 $$\n")
+    (tmp_path / "killed").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "killed"))
+    assert sweep_runs.run_matrix(read_ablation([*SMALL, "--run-dir", str(tmp_path / "m")])) == 1
+    assert "seed0.log: killed by SIGKILL\n" in capsys.readouterr().out
 
 
 def test_a_cancelled_cell_leaves_no_configuration_beside_its_folder(tmp_path: Path) -> None:

@@ -162,7 +162,9 @@ def run_missing(matrix: Matrix) -> int:
         print(f"{counted(left, 'run')} left; run the same command again")
     elif finished:  # without a finished run there is no report
         print(f"report: {matrix.root / 'report.html'}")
-    return 1 if "failed" in outcomes else 0
+    if num_failed := outcomes.count("failed"):
+        print(f"{counted(num_failed, 'run')} failed; the same command runs them again")
+    return 1 if num_failed else 0
 
 
 def lock_folder(root: Path) -> IO[str]:
@@ -237,6 +239,8 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
             )
             try:
                 code = await process.wait()
+                if code < 0:  # a killed process, perhaps by the kernel for its memory, says nothing
+                    log.write(f"killed by {signal.Signals(-code).name}\n".encode())
             finally:
                 if process.returncode is None:
                     process.terminate()
