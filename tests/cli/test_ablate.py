@@ -120,7 +120,8 @@ def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
     monkeypatch.setattr(sweep_runs, "_run", run)
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
     assert sweep_runs.run_matrix(ablation) == status
-    assert capsys.readouterr().out.endswith("stopped; run the same command again to continue\n")
+    stopped = "stopped; run the same command again to continue\n"
+    assert capsys.readouterr().out.endswith(f"stopping 1 run, which takes seconds\n{stopped}")
 
 
 def test_a_killed_ablation_leaves_no_run_behind(tmp_path: Path) -> None:

@@ -209,13 +209,17 @@ async def _run_all(
 
     async with asyncio.TaskGroup() as tasks:
         waiting = {tasks.create_task(one(cell), name=cell.name()) for cell in missing}
-        while waiting:
-            ended, waiting = await asyncio.wait(
-                waiting, timeout=GOING_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not ended:
-                for cell in going:
-                    print(progress.going(cell, matrix.log_of(cell)), flush=True)
+        try:
+            while waiting:
+                ended, waiting = await asyncio.wait(
+                    waiting, timeout=GOING_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not ended:
+                    for cell in going:
+                        print(progress.going(cell, matrix.log_of(cell)), flush=True)
+        except asyncio.CancelledError:
+            print(f"stopping {counted(len(going), 'run')}, which takes seconds", flush=True)
+            raise
 
 
 async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
