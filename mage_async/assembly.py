@@ -282,7 +282,8 @@ def check_keys(config: Config) -> None:
     if ":" in config.credit.kind:
         config.credit.try_out(config.trial.episodes)
     if ":" in config.learner.correction.kind:
-        config.learner.correction.try_out()
+        # Without a bound tokens may be older than this.
+        config.learner.correction.try_out(config.admission.max_staleness + config.admission.lag)
     _check_learner(config)
     _check_replaced_groups(config)
     _check_memory(config)

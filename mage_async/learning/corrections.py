@@ -111,30 +111,44 @@ class Correction(Variant):
                 )
         return found
 
-    def try_out(self) -> None:
+    def try_out(self, oldest: int) -> None:
         """Compute the losses of made-up tokens, to find the mistakes of a user's own class before a
         run.
 
+        Args:
+            oldest: Staleness in steps of some of these tokens; others are 0 to 3 steps old.
+
         Raises:
-            ConfigError: as `checked`; or a loss is not finite, or no loss has a gradient.
+            ConfigError: as `checked`; or a loss or its gradient is not finite, or no loss has a
+                gradient.
         """
         import torch
 
-        behaviour, number = torch.tensor([-0.2, -1.0, -1.5, -3.0]), torch.arange(4)
-        moved = behaviour + torch.tensor([0.0, 0.1, -0.1, 0.2])
-        advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
+        # The policy has moved little on the first four tokens, and far on the others.
+        behaviour = torch.tensor([-0.2, -1.0, -1.5, -3.0, -9.0, -0.1, -1.0, -2.0])
+        moved = behaviour + torch.tensor([0.0, 0.1, -0.1, 0.2, 8.9, -8.9, 0.0, 0.0])
+        advantages = torch.tensor([1.0, -1.0, 0.5, 0.0, 1.0, -1.0, 0.0, -0.5])
+        ages, turns = torch.tensor([0, 1, 2, 3, *[oldest] * 4]).int(), torch.arange(8) // 2
         logprobs = moved.clone().requires_grad_()
-        turns = number // 2
-        tokens = Tokens(logprobs, moved, behaviour, advantages, number.int(), turns, turns * 0)
-        losses = self.checked(tokens).losses
+        losses = self.checked(
+            Tokens(logprobs, moved, behaviour, advantages, ages, turns, turns // 2)
+        ).losses
         what = f"correction {self.kind!r}: `surrogate`{place_of(type(self).surrogate)} returned"
-        if not losses.isfinite().all():
-            raise ConfigError(f"{what} losses that are not finite: {losses.tolist()}")
         if not losses.requires_grad:
             raise ConfigError(
                 f"{what} losses without a gradient, so nothing would be learned: compute them from "
                 "`tokens.logprobs`, and detach weights alone"
             )
+        (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+        for values, noun in (
+            (losses, "losses that are"),
+            (gradient, "losses with gradients that are"),
+        ):
+            if not values.isfinite().all():
+                raise ConfigError(
+                    f"{what} {noun} not finite: {values.tolist()}, of tokens that are "
+                    f"{ages.tolist()} steps old"
+                )
 
 
 class WithClip(Correction):

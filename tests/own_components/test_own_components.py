@@ -330,6 +330,17 @@ class Infinite(Squared):
         return super().surrogate(tokens.at(tokens.logprobs / 0.0))
 
 
+class Old(Squared):
+    def surrogate(self, tokens):
+        return super().surrogate(tokens.at(tokens.logprobs * (3.0 - tokens.staleness).sqrt()))
+
+
+class Steep(Squared):
+    def surrogate(self, tokens):
+        moved = tokens.logprobs - tokens.proximal
+        return super().surrogate(tokens.at(tokens.logprobs + moved.abs().sqrt()))
+
+
 class Nothing(Correction):
     pass
 
@@ -376,10 +387,15 @@ class Drawn(Matchmaker):
         ("credit.kind=wrong:Flat", r"returned Returns\(acts=\[1.0, 0.0, 1.0"),
         ("credit.kind=wrong:NaN", r"returned Returns\(acts=\[\[nan"),
         ("credit.kind=wrong:Signature", "TypeError: .*missing 1 required positional .*'discount'"),
-        ("learner.correction.kind=wrong:Column", r"`losses` of shape \(4, 1\) for 4 tokens"),
+        ("learner.correction.kind=wrong:Column", r"`losses` of shape \(8, 1\) for 8 tokens"),
         ("learner.correction.kind=wrong:Mean", "returned a Tensor, not a `Surrogate`"),
         ("learner.correction.kind=wrong:Detached", "losses without a gradient"),
         ("learner.correction.kind=wrong:Infinite", "losses that are not finite"),
+        (
+            "learner.correction.kind=wrong:Old",
+            r"not finite: .*, of tokens that are \[0, 1, 2, 3, 9,",
+        ),
+        ("learner.correction.kind=wrong:Steep", "losses with gradients that are not finite"),
         ("learner.correction.kind=wrong:Nothing", "write its method `surrogate`"),
     ],
 )
@@ -387,7 +403,7 @@ def test_a_credit_or_correction_that_cannot_work_is_refused_before_a_run(
     own: Path, setting: str, said: str
 ) -> None:
     (own / "wrong.py").write_text(WRONG)
-    config = config_file.load(config_file.find(None), [setting])
+    config = config_file.load(config_file.find(None), [setting, "admission.lag=8"])
     with pytest.raises(ConfigError, match=f"'{setting.partition('=')[2]}': .*{said}"):
         check(config)
 
