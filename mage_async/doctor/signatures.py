@@ -259,7 +259,7 @@ MISMATCH = 0.05
 disagree. Engines in bfloat16 are 0.01 to 0.03 off, the embedded engine 1e-7.
 """
 YOUNG_K3 = 0.3
-"""k3 of the youngest tokens of a batch, in nats, above which engine and learner disagree; k3
+"""k3 of tokens that are at most one step old, in nats, above which engine and learner disagree; k3
 estimates the KL divergence of the engine's policy from the learner's. The largest in a healthy run
 was 0.22, for one step.
 """
@@ -273,7 +273,9 @@ def engine_mismatch(run: History) -> Sightings:
     ages = (age for age in range(OLDEST_AGE + 1) if f"k3_mean_age_{age}" in run.record)
     youngest = next(ages, 0)
     k3 = run.record.get(f"k3_mean_age_{youngest}", 0.0)
-    if gap > MISMATCH or k3 > YOUNG_K3:
+    # The policy itself moves away from that of older tokens, as under a lag: a KL divergence grows
+    # with the square of a distance.
+    if gap > MISMATCH or k3 > YOUNG_K3 * max(1, youngest) ** 2:
         equal = f"{gap:.2g} nats at equal version, and " if gap else ""
         yield Sighting(
             f"log-probs of engine and learner differ by {equal}k3 {k3:.2g} nats on tokens said "

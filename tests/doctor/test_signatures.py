@@ -126,6 +126,19 @@ def test_old_weights_show_at_equal_version_too() -> None:
     assert "0.2 nats at equal version" in finding.evidence
 
 
+@pytest.mark.parametrize(("youngest", "names"), [(1, ["engine_mismatch"]), (4, [])])
+def test_a_policy_that_moves_while_its_data_age_is_no_fault_of_the_engine(
+    youngest: int, names: list[str]
+) -> None:
+    """Recorded at a lag of 4, under a correction without a clip: k3 up to 1.5 nats."""
+    sick = [
+        {name: value for name, value in record.items() if "_age_" not in name}
+        | {f"k3_mean_age_{youngest}": 1.5}
+        for record in healthy()
+    ]
+    assert [found.name for found in found_in(sick)] == names
+
+
 def test_a_solved_task_may_lose_its_entropy_and_its_variance() -> None:
     solved = {"entropy": 1e-3, "zero_advantage_share": 1.0, "return_by_episode": [0.0, 1.0, 1.0]}
     assert found_in([*healthy()[:20], *(record | solved for record in healthy()[20:])]) == []
