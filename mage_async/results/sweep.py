@@ -62,6 +62,15 @@ AVERAGED = (
 """Metrics whose mean over tokens is a figure of a run."""
 
 
+SIZES = (
+    "learner.steps",
+    "admission.groups_per_step",
+    "admission.trials_per_group",
+    "evaluation.final_trials",
+)
+"""Keys that say how much a run trains, and how much it plays in its final evaluation."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
     """Describe one setting that the runs of a matrix compare; runs that differ only in their seed
@@ -375,7 +384,7 @@ class FinishedRun:
     ages: list[dict[int, float]]
     """Share of tokens by age in steps: among all tokens, then among the tokens of each episode."""
     made_with: Mapping[str, str] = field(default_factory=dict)
-    """What the run was made with (`made_with_of`), and trials of its final evaluation."""
+    """What the run was made with (`made_with_of`), and `SIZES` that its setting does not vary."""
 
     def row(self) -> dict[str, Any]:
         """Return setting, seed, figures and versions as one row of a table."""
@@ -390,8 +399,9 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
         RunError: a file of the run is damaged.
     """
     records, summary = read_records(run), read_document(run.summary)
-    trials = {"trials of a final evaluation": str(records.config.evaluation.final_trials)}
-    made_with = made_with_of(records) | trials
+    values = config_file.flat_config(records.config)
+    sizes = {key: str(values[key]) for key in SIZES if key not in cell.setting.columns}
+    made_with = made_with_of(records) | sizes
     return FinishedRun(cell, _figures(records, summary), _curve(records), _ages(records), made_with)
 
 

@@ -246,7 +246,8 @@ def test_the_page_names_the_versions_of_the_runs_and_says_if_they_differ(make_ru
         run.launch.write_text(json.dumps({"actors": 1, "versions": {"commit": commit}}))
         runs.append(read_cell(Cell(setting, seed), run))
     page = render_matrix(runs[:2], num_cells=3, title="")
-    assert re.search(r"All runs: actors 1, commit aaaa, trials of a final evaluation \d+\.", page)
+    sizes = "learner.steps 20, admission.groups_per_step 18, admission.trials_per_group 8"
+    assert f"All runs: actors 1, commit aaaa, {sizes}, evaluation.final_trials 1024." in page
     assert "Careful" not in page
     assert runs[2].row()["commit"] == "bbbb"
     said = "The runs were not made alike: commit aaaa (2 of them), bbbb (1 of them)."
