@@ -46,7 +46,7 @@ from bench.engine.growing_contexts import (
     make_turns,
     rates,
 )
-from bench.lib.baseline import write_baseline
+from bench.lib.baseline import verdict, write_baseline
 from bench.lib.options import option_parser
 from mage_async.completion import Prompt, Sampling
 from mage_async.config.schema import Embedded
@@ -202,8 +202,7 @@ def main() -> int:
         },
     )
     missed = [name for name, bound in BOUNDS.items() if figures[name] < bound]
-    print(f"missed: {', '.join(missed)}" if missed else "no bound is missed")
-    return 1 if missed else 0
+    return verdict(missed)
 
 
 def _shape() -> dict[str, object]:

@@ -32,7 +32,7 @@ import uvloop
 from transformers import Qwen3ForCausalLM
 
 from bench.engine.serving import engine_of, machine_of_figures, random_model, spread
-from bench.lib.baseline import write_baseline
+from bench.lib.baseline import verdict, write_baseline
 from bench.lib.options import option_parser
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.policy.snapshot import Snapshot
@@ -260,8 +260,7 @@ def main() -> int:
     requested = {name: value for name, value in vars(given).items() if name != "engine"}
     name = f"publish_{given.engine}_{given.size}_{given.in_flight}"
     write_baseline(name, requested | {"engine_kind": given.engine} | machine_of_figures() | figures)
-    print(f"missed: {', '.join(missed)}" if missed else "no bound is missed")
-    return 1 if missed else 0
+    return verdict(missed)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import torch
 import uvloop
 
 from bench.engine.serving import engine_of, machine_of_figures, random_model
-from bench.lib.baseline import write_baseline
+from bench.lib.baseline import verdict, write_baseline
 from bench.lib.options import option_parser
 from mage_async.completion import Prompt, Sampling
 from mage_services.engines.engine import Engine
@@ -260,8 +260,7 @@ def main() -> int:
         missed.append("keep over MAGE's way, at least 3")
     if figures["medians"]["keep"]["reused"] < 0.95:
         missed.append("reused share of keep, at least 0.95")
-    print(f"missed: {', '.join(missed)}" if missed else "no bound is missed")
-    return 1 if missed else 0
+    return verdict(missed)
 
 
 def _policy(given: argparse.Namespace, folder: Path) -> tuple[Path, int]:

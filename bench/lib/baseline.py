@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ def write_baseline(name: str, figures: dict[str, Any]) -> Path:
     file.write_text(json.dumps(provenance() | figures, indent=1) + "\n")
     print(f"written to {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
     return file
+
+
+def verdict(missed: Sequence[str]) -> int:
+    """Print which bounds were missed, as the last line of a benchmark, and return its exit status:
+    1 if any was.
+    """
+    print(f"missed: {'; '.join(missed)}" if missed else "no bound is missed")
+    return 1 if missed else 0
 
 
 def machine() -> str:

@@ -11,11 +11,12 @@ two thousand trials concurrently, one turn of each after the other.
 
 import random
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.lib.baseline import write_baseline
+from bench.lib.baseline import verdict, write_baseline
 from bench.lib.options import option_parser
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment, Play
@@ -85,8 +86,10 @@ def turns_per_second(environment: Environment, num_trials: int) -> float:
     return num_turns / (time.process_time() - started)
 
 
-def main() -> None:
-    """Measure all rows in several rounds; print the table and write the figures."""
+def main() -> int:
+    """Measure all rows in several rounds; print the table and write the figures; return 1 if a
+    bound is missed.
+    """
     option_parser(__doc__).parse_args()
     speeds: dict[str, list[float]] = {row.title: [] for row in ROWS}
     for _ in range(NUM_ROUNDS):
@@ -110,7 +113,15 @@ def main() -> None:
         print(f"{row.title:<34}{median:>10,.0f}{spread:>22}{wanted:>10}")
     shape = {"trials_at_once": NUM_AT_ONCE, "episodes": NUM_EPISODES, "rounds": NUM_ROUNDS}
     write_baseline("environments", {"shape": shape, "rows": figures})
+    found = {row.title: figures[row.title]["turns_per_s"] for row in ROWS}
+    return verdict(
+        [
+            f"{row.title} {found[row.title]:,} turns/s, at least {row.least:,}"
+            for row in ROWS
+            if found[row.title] < row.least
+        ]
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
