@@ -202,6 +202,18 @@ def test_a_finished_run_with_a_correction_that_was_edited_since_is_refused(
         sweep_runs._is_finished(ablation, cell)
 
 
+def test_a_finished_run_of_another_configuration_is_refused_with_the_keys(tmp_path: Path) -> None:
+    options = [*SMALL, "--run-dir", str(tmp_path)]
+    before = read_ablation([*options, "--set", "learner.entropy=0.5"])
+    ((cell, config),) = before.configs.items()
+    run = before.run_of(cell)
+    run.root.mkdir()
+    run.config.write_text(config_file.dump(config))
+    run.summary.write_text('{"complete": true}')
+    with pytest.raises(RunError, match=r"now \(learner.entropy was 0.5 and is 0.02\): give the"):
+        sweep_runs._is_finished(read_ablation(options), cell)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_path: Path) -> None:

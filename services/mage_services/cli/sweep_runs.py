@@ -44,6 +44,9 @@ from mage_services.terminal import lasting_output
 GOING_S = 30.0
 """Seconds without a finished run after which the terminal gets a line for each current run."""
 
+MOST_KEYS = 3
+"""Number of keys that are named where a configuration differs."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -264,10 +267,14 @@ def _is_finished(matrix: Matrix, cell: Cell) -> bool:
     run = matrix.run_of(cell)
     if not is_done(run):
         return False
-    if config_file.load_recorded(run.config) != matrix.configs[cell]:
+    recorded = config_file.load_recorded(run.config)
+    if recorded != matrix.configs[cell]:
+        found = config_file.differences(recorded, matrix.configs[cell], absent="none")
+        keys = [f"{key} was {was} and is {now}" for key, was, now in found[:MOST_KEYS]]
+        keys += [f"{len(found) - MOST_KEYS} more"] * (len(found) > MOST_KEYS)
         raise RunError(
-            f"{run.root} is done, and was run with another configuration than is asked for now: "
-            "give the same --config and --set, or another --run-dir"
+            f"{run.root} is done, and was run with another configuration than is asked for now "
+            f"({', '.join(keys)}): give the same --config and --set, or another --run-dir"
         )
     launch = read_document(run.launch)
     if names := edited(launch.get("sources", {}), own_sources(matrix.configs[cell])):
