@@ -85,6 +85,14 @@ def test_a_rule_without_a_bound_is_run_once_unless_its_correction_reads_it(tmp_p
     assert plain.age_group == "unbounded"
 
 
+def test_the_help_names_the_control_and_a_correction_of_ones_own(capsys):
+    with pytest.raises(SystemExit):
+        read_ablation(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The first value of each option makes the control" in said
+    assert "your own class is module:Class" in said
+
+
 def test_the_default_matrix_is_five_bounds_three_rules_three_corrections_three_seeds(tmp_path):
     ablation = read_ablation(["--run-dir", str(tmp_path)])
     assert len(ablation.configs) == 5 * 3 * 3 * 3

@@ -23,8 +23,9 @@ HELP = "Measure what staleness costs: whole runs by bound, rule, correction, lag
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the matrix, and how its runs are started."""
     parser.epilog = (
-        "Every combination is a whole run; the default matrix has 135. The same command again goes "
-        "on where it stopped."
+        "Every combination is a whole run; the default matrix has 135. The first value of each "
+        "option makes the control, with which the page compares the others. The same command again "
+        "goes on where it stopped."
     )
     add_run_arguments(parser, "runs/ablation")
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"rules of admission, with the bound on staleness that each guarantees: {guarantees}"
     )
     axis("--rules", "slots count drop", admission, choices=POLICIES, metavar="RULE")
-    corrections = "values of learner.correction"
+    corrections = "values of learner.correction; your own class is module:Class"
     axis("--corrections", "decoupled none ppo", corrections, metavar="NAME")
     lag = "let actors use the weights of N steps ago: more staleness at the same speed"
     axis("--lags", "0", lag, metavar="N")
