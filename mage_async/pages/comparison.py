@@ -26,6 +26,7 @@ from mage_async.results import intervals
 from mage_async.results.intervals import half_text, interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import (
+    VERSION_OF,
     RunRecords,
     alike_and_different,
     made_with_of,
@@ -34,9 +35,12 @@ from mage_async.results.run_files import (
 )
 from mage_async.trajectory import num_decimals
 
-IGNORED_KEYS = ("seed", "journal.", "supervision.", "transport.", "evaluation.final_trials")
+IGNORED_KEYS = (
+    *("seed", "journal.", "supervision.", "transport.", "evaluation.final_trials"),
+    VERSION_OF,
+)
 """Beginnings of keys that make no separate arm: they change neither what is learned nor how fast,
-or only the width of a run's own intervals.
+or only the width of a run's own intervals. Versions that differ are named above the tables.
 """
 SUMMARY_PARTS = ("environment", "seed", "complete")
 """Keys that every summary has, even that of an interrupted run."""
@@ -65,6 +69,15 @@ class ComparedRun:
     def seed(self) -> int:
         """Seed of the run."""
         return self.records.config.seed
+
+    def made_with(self) -> dict[str, str]:
+        """Return the actors and versions of the run, with those before a `--resume`."""
+        changed = self.summary.get("changed_keys", {})
+        return made_with_of(self.records) | {
+            key.removeprefix(VERSION_OF): text
+            for key, text in changed.items()
+            if key.startswith(VERSION_OF)
+        }
 
 
 def read_run(run: RunDirectory) -> ComparedRun:
@@ -225,7 +238,7 @@ def compare(runs: Sequence[ComparedRun]) -> str:
     found = arms(runs)
     first, *others = found
     split, charts = curves(found)
-    alike, different = alike_and_different([made_with_of(run.records) for run in runs])
+    alike, different = alike_and_different([run.made_with() for run in runs])
     return fill(
         "comparison.html",
         title=f"{len(runs)} runs · mage",

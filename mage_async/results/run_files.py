@@ -79,6 +79,11 @@ SOURCE_OF = "source of "
 """Beginning of the key under which a start records that a class, named after it, was edited."""
 
 
+VERSION_OF = "version of "
+"""Beginning of the key under which a start records that a library or this program, named after it,
+had another version before."""
+
+
 def read_records(run: RunDirectory) -> RunRecords:
     """Read all records of a run that exist yet.
 

@@ -1,9 +1,11 @@
 """Runs side by side: which belong together, what their page says, and what is refused."""
 
+import json
 import math
 import re
 from argparse import ArgumentTypeError
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,10 @@ def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make
         now = structs.replace(config, learner=learner)
         sources = {"my:Game": source}
         _write_start(places[0], now, num_actors=1, is_resumed=True, sources=sources)
+        if steps == 20:  # the second start is one of another version of torch
+            launch = json.loads(places[0].launch.read_text())
+            launch["versions"]["torch"] = "1.0"
+            places[0].launch.write_text(json.dumps(launch))
     text = places[0].metrics.read_text()
     places[0].metrics.write_text(text.removesuffix("damaged\n"))
     for place in places:
@@ -83,7 +89,11 @@ def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make
     assert summary["changed_keys"]["learner.learning_rate"] == f"{was} to step 20, then 0.0003"
     assert summary["changed_keys"]["source of my:Game"] == "0a to step 20, then 1b"
     assert f"learner.learning_rate {was} to step 20, then 0.0003" in render(places[0], summary)
+    torch_text = f"torch 1.0 to step 20, then {version('torch')}"
+    assert f"version of {torch_text}" in render(places[0], summary)
+    assert torch_text in compare([read_run(place) for place in places])
     labels = [arm.label for arm in arms(map(read_run, places))]
+    assert "torch" not in "".join(labels)
     assert f"learning_rate {was} to step 20, then 0.0003" in labels[0]
     assert labels[1] == f"steps 20, learning_rate {was:g}"
 

@@ -53,6 +53,7 @@ from mage_async.policy.demonstrations import check_rows
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
     SOURCE_OF,
+    VERSION_OF,
     Record,
     each_line,
     last_line,
@@ -249,16 +250,19 @@ def _write_start(
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
     checkout = Path(mage_async.__file__).parents[1]
-    launch = {"actors": num_actors, "versions": _versions(checkout), "sources": sources}
-    if changes := _changes(directory, config, sources):
+    versions = _versions(checkout)
+    launch = {"actors": num_actors, "versions": versions, "sources": sources}
+    if changes := _changes(directory, config, sources, versions):
         launch["changes"] = changes
     write_whole(directory.config, config_file.dump(config))
     write_whole(directory.launch, json.dumps(launch) + "\n")
 
 
-def _changes(run: RunDirectory, config: Config, sources: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the keys that this start and earlier ones changed after a step, with both values, and
-    the classes that were edited, with the digests of both sources.
+def _changes(
+    run: RunDirectory, config: Config, sources: Mapping[str, str], versions: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return the keys that this start and earlier ones changed after a step, with both values, the
+    classes that were edited, with the digests of both sources, and the versions that changed.
     """
     launch = read_document(run.launch)
     changes, before = list(launch.get("changes", [])), launch.get("sources", {})
@@ -272,6 +276,11 @@ def _changes(run: RunDirectory, config: Config, sources: Mapping[str, str]) -> l
                 *(
                     (f"{SOURCE_OF}{name}", before[name], sources[name])
                     for name in edited(before, sources)
+                ),
+                *(
+                    (f"{VERSION_OF}{name}", was, versions.get(name, "none"))
+                    for name, was in launch.get("versions", {}).items()
+                    if was != versions.get(name, "none")
                 ),
             )
         ]
