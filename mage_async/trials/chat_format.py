@@ -52,7 +52,8 @@ class ChatFormat:
         tokenize: text -> `Tokens`, special tokens recognised, none added.
         decode: ids -> text, special tokens kept.
         render: the chat template.
-        stop_tokens: ids with which the policy may end its turn.
+        stop_tokens: ids with which the policy may end its turn; unless there is none, a special
+            token with which the template ends every message is added.
         tools: offered in every context.
         tokenizer_file: returns the content of the model's tokenizer.json; None if there is none.
 
@@ -85,6 +86,12 @@ class ChatFormat:
         self._head, self._tail = _split_at(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
         # Rendered without tools, because templates write tools into the head alone.
         self._between, self._after = _bridge(render)
+        # The template may end every message with a token that the model's files do not name: those
+        # of Qwen2.5's base models name `<|endoftext|>`, and their template writes `<|im_end|>`.
+        between = self._tokenize(self._between)
+        is_special = any(start == 0 for start, _ in between.specials)
+        if stop_tokens and is_special and self.encode(self._after)[:1] == between.ids[:1]:
+            self.stop_tokens = tuple(dict.fromkeys((*stop_tokens, between.ids[0])))
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
 
     @property

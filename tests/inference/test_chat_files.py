@@ -115,14 +115,15 @@ def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_stop_token_may_have_the_id_0_and_there_must_be_one(tmp_path: Path) -> None:
-    save_text_model(tmp_path)
+    end = load_chat(save_text_model(tmp_path)).end_token
     config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     settings["eos_token"] = {"lstrip": False}  # a table without a text
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert load_chat(tmp_path).stop_tokens == (0,)
+    chat = load_chat(tmp_path)
+    assert (chat.stop_tokens, chat.end_token) == ((0, end), end), "the template writes it"
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(PolicyError, match=r"no token ends a turn, .*: set eos_token_id of gen"):

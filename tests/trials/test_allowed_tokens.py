@@ -48,7 +48,7 @@ def test_every_legal_action_and_nothing_else_is_written(chat: ChatFormat, action
 
 
 def test_a_form_of_answers_of_a_policy_without_a_stop_token_is_refused(chat: ChatFormat) -> None:
-    endless = ChatFormat(chat.encode, chat.decode, chat._render, ())
+    endless = ChatFormat(chat._tokenize, chat.decode, chat._render, ())
     with pytest.raises(EnvironmentFault, match="the policy has none: state the `eos_token_id`"):
         answer_restriction("/yes|no/", endless, 8)
 
