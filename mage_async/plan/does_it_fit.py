@@ -27,6 +27,7 @@ from mage_async.policy.model_files import (
     check_type,
     outline_of,
 )
+from mage_async.results.run_directory import SHARED_MEMORY
 from mage_async.trajectory import Kind, Turn
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted_play import random_task, scripted_trial
@@ -80,6 +81,57 @@ def tiny_size(shape: Tiny) -> Size:
     block = attention + 3 * shape.hidden_size * shape.mlp_size
     num_weights = shape.layers * block
     return Size(num_weights, num_weights, 2 * 4 * shape.layers * shape.kv_heads * head_size)
+
+
+def versions_at_once(config: Config) -> int:
+    """Return the number of versions of the weights for which their file system needs space.
+
+    These are the `admission.lag + 1` newest, the one that is being written, the one that the
+    evaluator has loaded, and the past policies that play as opponents. A slow actor or evaluator,
+    and a group that still plays against a removed past policy, keep further versions for a while;
+    if there is no space, the publisher waits for them.
+    """
+    population, steps = config.population, config.learner.steps
+    has_rivals = population.rivals > 0 and population.every > 0
+    rivals = min(population.kept, steps // population.every + 1) if has_rivals else 0
+    return min(config.admission.lag + 3 + rivals, steps + 1)
+
+
+def check_space(folder: Path, total_bytes: int, version_bytes: int, num_versions: int) -> None:
+    """Refuse a file system that is too small for the versions of the weights.
+
+    Args:
+        total_bytes: Size of the file system of `folder`.
+        num_versions: See `versions_at_once`.
+
+    Raises:
+        ConfigError: the message has both sizes and the cure.
+    """
+    needed = num_versions * version_bytes
+    if total_bytes < needed:
+        raise ConfigError(
+            f"the file system of {folder} has {total_bytes / 1e6:,.1f} MB, and the {num_versions} "
+            f"versions of the weights that the run keeps at once have {needed / 1e6:,.1f} "
+            "(admission.lag and population.kept add to their number). A container gets a larger "
+            '/dev/shm by `--shm-size` of docker, or set transport.weights = "disk"'
+        )
+
+
+def check_shared_memory(config: Config, num_weights: int, total_bytes: int) -> None:
+    """Refuse a policy whose published versions do not fit into /dev/shm, if they are to be there.
+
+    Adapters that are published alone are small, and are not checked here.
+
+    Args:
+        total_bytes: Size of /dev/shm.
+
+    Raises:
+        ConfigError: as `check_space`.
+    """
+    is_whole = config.policy.lora is None or not isinstance(config.engine, Embedded)
+    if config.transport.weights.kind == "tensor" and is_whole:
+        version_bytes = num_weights * (4 if config.policy.dtype == "float32" else 2)
+        check_space(SHARED_MEMORY, total_bytes, version_bytes, versions_at_once(config))
 
 
 def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int) -> None:

@@ -15,7 +15,12 @@ import torch
 
 from mage_async.config.schema import GPU, Config, Embedded, Pretrained
 from mage_async.errors import ConfigError
-from mage_async.plan.does_it_fit import ENGINE_BYTES, LEARNER_BYTES, engine_weight_bytes
+from mage_async.plan.does_it_fit import (
+    ENGINE_BYTES,
+    LEARNER_BYTES,
+    engine_weight_bytes,
+    versions_at_once,
+)
 from mage_async.plan.model_shape import Shape, shape_of
 from mage_async.plan.update_memory import Batch, Update, update_of
 from mage_async.policy.model_files import check_divisible
@@ -548,7 +553,13 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
         yield f"a step takes at least {seconds:,.1f} s at {rate:g} TFLOP/s{of_each}, {source}"
     else:
         yield "seconds a step: give --tflops, a rate that was measured on this machine"
-    yield f"a publication has {_gb(plan.update.publication_bytes)} GB"
+    size, most = plan.update.publication_bytes, versions_at_once(plan.config)
+    folder = "/dev/shm" if plan.config.transport.weights.kind == "tensor" else "the run's disk"
+    yield f"a publication has {_gb(size)} GB" + (
+        ""
+        if plan.config.transport.weights.is_sent
+        else f"; {most} versions at once need {_gb(most * size)} GB of {folder}"
+    )
     engine = plan.processes[-1]
     yield (
         f"an engine caches {engine.kv_tokens:,} tokens of {engine.kv_token_bytes:,} bytes: "

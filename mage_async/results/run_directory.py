@@ -21,6 +21,8 @@ WARM_START = "warm_start.json"
 """Name of the file in a policy's directory that describes its warm start: the `origin` of the
 weights in a few words and, if the warm start has taught nothing, why (`fault`) and what to do
 (`cure`)."""
+SHARED_MEMORY = Path("/dev/shm")
+"""Folder of files in shared memory."""
 MAX_DEPTH = 3
 """Number of levels of folders below the root in which runs are looked for."""
 
@@ -156,7 +158,7 @@ class RunDirectory:
         # Runs of the same name in different folders have different digests. A resumed run has the
         # same digest as before.
         name = blake2s(str(self.root.resolve()).encode(), digest_size=6).hexdigest()
-        return Path("/dev/shm") / f"mage-{name}"
+        return SHARED_MEMORY / f"mage-{name}"
 
     def evaluated_in(self, version: int) -> Path:
         """Return the folder with the evaluation of a version: the run's own for its newest

@@ -35,6 +35,7 @@ def test_a_plan_says_parts_operations_and_that_it_fits(
         "activations",
         "optimizer",
         "TFLOP/s, given",
+        "; 3 versions at once need ",
     ):
         assert word in said
     assert said.splitlines()[-1].startswith("fits, with 8")

@@ -29,6 +29,7 @@ from mage_async.plan import first_turns
 from mage_async.plan.does_it_fit import (
     Size,
     check_files,
+    check_shared_memory,
     check_size,
     engine_weight_bytes,
     tiny_size,
@@ -270,6 +271,28 @@ def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> 
         check_size(config, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
     adapted = pretrained(directory, "policy.lora.rank=16")
     check_size(adapted, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_versions"),
+    [
+        ((), 3),
+        (("admission.lag=4",), 7),
+        (("population.rivals=0.5", "population.every=5"), 11),
+        (("population.rivals=0.5", "population.every=5", "learner.steps=12"), 6),
+        (("learner.steps=1",), 2),
+    ],
+)
+def test_shared_memory_has_to_hold_all_versions_that_are_kept_at_once(
+    directory: Path, changes: tuple[str, ...], num_versions: int
+) -> None:
+    whole = ("policy.lora=none", "learner.steps=200")
+    config = pretrained(directory, *whole, "transport.weights.kind=tensor", *changes)
+    check_shared_memory(config, GB, num_versions * 4 * GB)
+    with pytest.raises(ConfigError, match=rf"the {num_versions} versions of the weights"):
+        check_shared_memory(config, GB, num_versions * 4 * GB - 1)
+    on_disk = pretrained(directory, *whole, *changes)
+    check_shared_memory(on_disk, GB, 0)
 
 
 @pytest.mark.parametrize(

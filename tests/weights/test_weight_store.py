@@ -4,6 +4,7 @@ import asyncio
 import errno
 import shutil
 import threading
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from mage_async.errors import ConfigError, DiskFull, RunError
 from mage_async.policy.snapshot import Place, Snapshot
 from mage_async.protocol.journal_records import Published
+from mage_async.protocol.messages import Loaded
 from mage_services.learner.training_loop import Publisher
 from mage_services.weights.weight_store import WeightFiles, WeightStore
 from tests.helpers.coordinator_site import Site, publication
@@ -89,14 +91,41 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
     assert caught.group_contains(RunError, match="cannot write weights of version 0")
 
 
-def test_a_file_system_that_is_too_small_for_two_versions_ends_the_run(tmp_path, monkeypatch):
+def test_a_full_file_system_gets_space_from_versions_that_peers_have_left(tmp_path, monkeypatch):
+    write = Snapshot.write
+
+    def write_if_two_fit(one: Snapshot, file: Path) -> None:
+        if len(list(tmp_path.glob("v*"))) == 2:
+            raise OSError(errno.ENOSPC, "full")
+        write(one, file)
+
+    monkeypatch.setattr(Snapshot, "write", write_if_two_fit)
+
+    async def main() -> None:
+        files = WeightFiles(tmp_path)
+        site = Site(weights=WeightStore(files))
+        publisher, actor = Publisher(site.coordinator), await site.connect()
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(publisher.run(), name="publish")
+            for version in range(4):
+                publisher.offer(snapshot(version), "digest")
+                await publisher.wait_until_announced()
+                await site.say(actor, Loaded(version=version))
+            task.cancel()
+        site.weights.close()
+        assert (files.versions(), site.coordinator.faults) == ([2, 3], [])
+
+    asyncio.run(main())
+
+
+def test_a_file_system_that_is_too_small_for_all_versions_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Snapshot, "write", MagicMock(side_effect=OSError(errno.ENOSPC, "full")))
-    files, usage = WeightFiles(tmp_path), MagicMock(total=16)
+    files, usage = WeightFiles(tmp_path, 5), MagicMock(total=40)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DiskFull):  # it has room, which others use now
         files.write(snapshot(0))
-    usage.total = 15
-    with pytest.raises(ConfigError, match=r"two versions of the weights have .*--shm-size"):
+    usage.total = 39
+    with pytest.raises(ConfigError, match=r"the 5 versions of the weights .*--shm-size"):
         files.write(snapshot(0))
 
 

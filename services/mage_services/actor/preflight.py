@@ -6,6 +6,7 @@ begins.
 """
 
 import asyncio
+import shutil
 import signal
 import sys
 import time
@@ -25,11 +26,13 @@ from mage_async.plan.does_it_fit import (
     Size,
     check_files,
     check_outline,
+    check_shared_memory,
     check_size,
     tiny_size,
     with_deadlines,
 )
 from mage_async.plan.forecast import Pace, forecast, idle_cores, smaller_batch
+from mage_async.results.run_directory import SHARED_MEMORY
 from mage_async.trials.duels import TrialInProgress
 from mage_services.actor.rollout import make_calls
 from mage_services.environments.call_runner import CallRunner
@@ -76,7 +79,7 @@ def run_preflight(
     """
     if isinstance(config.policy, Tiny):
         size = tiny_size(config.policy)
-        check_size(config, size, num_actors=num_actors, memory_bytes=memory_bytes())
+        _check_memory(config, size, num_actors)
         if config.learner.device != "cpu":
             _preflight_in_child(config, num_actors, say, run)
         return config
@@ -131,8 +134,20 @@ def check_model_files(config: Config, directory: Path, num_actors: int) -> Conte
     """
     outline = check_outline(config, directory)
     size = Size(outline.num_weights, outline.num_in_matrices, outline.kv_token_bytes)
-    check_size(config, size, num_actors=num_actors, memory_bytes=memory_bytes())
+    _check_memory(config, size, num_actors)
     return check_files(config, directory)
+
+
+def _check_memory(config: Config, size: Size, num_actors: int) -> None:
+    """Check that a policy fits into the memory of this machine.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    check_size(config, size, num_actors=num_actors, memory_bytes=memory_bytes())
+    if SHARED_MEMORY.is_dir():
+        total = shutil.disk_usage(SHARED_MEMORY).total
+        check_shared_memory(config, size.num_weights, total)
 
 
 class PreflightOrder(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mage_async.errors import DeterministicFailure
+from mage_async.errors import DeterministicFailure, DiskFull
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import overall
 from mage_async.protocol.journal_records import Commit
@@ -274,11 +274,26 @@ class Publisher:
         """Write and announce the weights of a version; remove weights that nobody needs now."""
         weights, coordinator = self._weights, self._coordinator
         is_rival = coordinator.league.becomes_rival(snapshot.version)
-        write = partial(weights.write, snapshot, is_durable=is_rival)
+
+        async def write() -> None:
+            try:
+                await weights.write(snapshot, is_durable=is_rival)
+            except DiskFull:
+                # Peers may have loaded newer weights since the last removal.
+                if not await self._remove_unused():
+                    raise
+                await weights.write(snapshot, is_durable=is_rival)
+
         await until_there_is_space(write, coordinator.note)
         coordinator.announce(weights.publication(snapshot.version, digest))
+        await self._remove_unused()
+
+    async def _remove_unused(self) -> list[int]:
+        """Remove the weights that nobody needs now; return their versions."""
+        weights, coordinator = self._weights, self._coordinator
         if unused := coordinator.unused(await weights.versions()):
             # A restarted learner needs the weights of every opponent that its journal names. So
             # weights are removed only after the records that make them unnecessary are durable.
             await coordinator.journal.settled()
         await weights.remove(unused)
+        return unused

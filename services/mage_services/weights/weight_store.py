@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
-from mage_async.errors import ConfigError, DiskFull, RunError
+from mage_async.errors import DiskFull, RunError
 from mage_async.inference.weight_fingerprint import WeightFingerprint
+from mage_async.plan.does_it_fit import check_space
 from mage_async.policy.full_disk import writing
 from mage_async.policy.snapshot import Place
 from mage_async.protocol.messages import Publication
@@ -266,10 +267,14 @@ def weights_file(folder: Path, version: int) -> Path:
 class WeightFiles:
     """Write and remove published versions: one safetensors file for each, in a folder on disk or in
     shared memory.
+
+    Args:
+        num_versions: Number of versions for which the file system of the folder needs space
+            (`versions_at_once`); at least the one that is played and the next.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, num_versions: int = 2) -> None:
+        self._folder, self._num_versions = folder, num_versions
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write(self, snapshot: AnySnapshot) -> Path:
@@ -281,21 +286,16 @@ class WeightFiles:
 
         Raises:
             DiskFull: there is no space now.
-            ConfigError: the file system is too small for two versions, the one that is played and
-                the next, such as /dev/shm in a container.
+            ConfigError: the file system, such as /dev/shm in a container, is too small for the
+                versions that are kept at once.
         """
         try:
             with writing(f"weights of version {snapshot.version} to {self._folder}"):
                 snapshot.write(self.weights_path(snapshot.version))
-        except DiskFull as full:
-            total, needed = shutil.disk_usage(self._folder).total, 2 * snapshot.places[-1].end
-            if total >= needed:
-                raise
-            raise ConfigError(
-                f"the file system of {self._folder} has {total / 1e6:,.1f} MB, and two versions of "
-                f"the weights have {needed / 1e6:,.1f}. A container gets a larger /dev/shm by "
-                '`--shm-size` of docker, or set transport.weights = "disk"'
-            ) from full
+        except DiskFull:
+            total = shutil.disk_usage(self._folder).total
+            check_space(self._folder, total, snapshot.places[-1].end, self._num_versions)
+            raise
         return self.announced_path(snapshot.version)
 
     def versions(self) -> list[int]:

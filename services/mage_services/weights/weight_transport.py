@@ -38,9 +38,10 @@ class WeightTransport(Variant):
 
     def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
         """Return the learner's side of the transport; here, one that writes a file per version."""
+        from mage_async.plan.does_it_fit import versions_at_once
         from mage_services.weights.weight_store import WeightFiles
 
-        return WeightFiles(self.folder(run))
+        return WeightFiles(self.folder(run), versions_at_once(config))
 
     def folder(self, run: "RunDirectory") -> Path:
         """Return the folder in which ranks write a version together."""
