@@ -109,8 +109,8 @@ def _write(
         else:
             directory.symlink_to(source, target_is_directory=True)
         return f"{policy.source}, as it is"
-    cached = cache_folder() / policy_key(config)
-    if warm and warm.cache and (cached / "config.json").is_file():
+    cached = cached_policy(config)
+    if cached and (cached / "config.json").is_file():
         shutil.copytree(cached, directory)
         origin = str(read_document(directory / WARM_START)["origin"])
         return origin.replace(MADE_HERE, "from the cache of an earlier warm start", 1)
@@ -131,7 +131,7 @@ def _write(
     (directory / WARM_START).write_bytes(msgspec.json.encode(record))
     if rule is not None:
         (directory / WIN_STAY_RULE).write_bytes(msgspec.json.encode(rule))
-    if warm.cache:
+    if cached:
         try:
             _store(directory, cached)
         except OSError as error:  # a home that cannot be written, or a full disk
@@ -201,6 +201,14 @@ def source_directory(policy: Pretrained, engine: Engine) -> Path:
         ) from error
 
 
+def cached_policy(config: Config) -> Path | None:
+    """Return the directory in which the result of a warm start is cached, or will be; None if the
+    run has no warm start, or one that is not cached.
+    """
+    warm = with_warm_start(config).warm_start
+    return cache_folder() / policy_key(config) if warm and warm.cache else None
+
+
 def policy_key(config: Config) -> str:
     """Return a digest of everything that version 0 depends on.
 
@@ -241,7 +249,7 @@ def policy_key(config: Config) -> str:
 
 
 def _store(directory: Path, cached: Path) -> None:
-    """Store a copy, whole or not at all. Two runs may race; their copies are equal.
+    """Store a copy, whole or not at all. Processes may race; their copies are equal.
 
     Unfinished copies of processes that were killed are removed after `ABANDONED_S`.
     """

@@ -8,8 +8,10 @@ import re
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
@@ -43,6 +45,8 @@ from mage_async.policy.warm_start import warm_start
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.user_modules import cache_folder
 from mage_services.api.start_to_report import check_start
+from mage_services.learner.resume import _alone
+from mage_services.processes import run_lock
 
 if TYPE_CHECKING:
     from mage_async.policy.warm_start import Progress
@@ -351,6 +355,41 @@ def test_what_is_said_of_a_warm_start_is_said_of_the_cached_one_too(
         origin = prepare_policy(config, tmp_path / name, lambda at: None)
         assert origin.startswith(made)
         assert "1 of 1 rows lack the rules" in origin
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_processes_with_the_same_warm_start_one_makes_it_and_the_others_wait(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(run_lock, "WAITING_S", 0.01)
+    config = config_file.load(QUICKSTART, [*WARM_START, "warm_start.cache=true"])
+    clone, made, said, has_said = initial_policy._clone, list[str](), list[str](), Event()
+
+    def note(line: str) -> None:
+        said.append(line)
+        if line.endswith(" s"):
+            has_said.set()
+
+    def clone_slowly(*given: Any) -> "Progress":
+        made.append("clone")
+        if len(made) == 1:
+            assert has_said.wait(20), "the other process does not wait"
+            if fails:
+                raise DeterministicFailure("it fails")
+        return clone(*given)
+
+    def prepared(name: str) -> str:
+        with _alone(config, note):
+            return prepare_policy(config, tmp_path / name, lambda at: None)
+
+    monkeypatch.setattr(initial_policy, "_clone", clone_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = (threads.submit(prepared, name) for name in ("one", "other"))
+    origins = [each.result() for each in (one, other) if not each.exception()]
+    assert sorted(origins)[-1].startswith("warm-started here")
+    assert (len(origins), len(made)) == ((1, 2) if fails else (2, 1))
+    assert said[0].startswith("waiting for another process that makes the same warm start")
 
 
 def test_a_warm_start_that_cannot_be_cached_says_so_and_is_used(

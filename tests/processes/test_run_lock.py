@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mage_services.processes.run_lock import INITIAL_NAMESPACE, _is_of, hold, is_held
+from mage_async.errors import RunError
+from mage_services.processes.run_lock import INITIAL_NAMESPACE, _is_of, hold, holding, is_held
 
 
 @pytest.mark.skipif(not Path("/proc/locks").is_file(), reason="the system lists no locks")
@@ -26,6 +27,27 @@ def test_a_lock_is_seen_until_it_is_released(root: str, tmp_path: Path) -> None:
         assert is_held(file) is False
     finally:
         file.unlink()
+
+
+def test_a_lock_of_a_killed_process_is_free_for_the_one_that_waits(tmp_path: Path) -> None:
+    file, said = tmp_path / "lock", list[str]()
+    code = f"import sys; {SEEN}hold(file, ''); print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(file)]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"1\n"
+
+        def say(line: str) -> None:
+            said.append(line)
+            holder.kill()
+
+        with holding(file, "it", say):
+            assert said == ["waiting for it"]
+            with pytest.raises(RunError, match="held"):
+                hold(file, "held")
 
 
 def test_a_lock_of_the_same_inode_on_another_device_is_another_lock() -> None:

@@ -7,7 +7,8 @@ committed. Meanwhile the ledger, the league and the states of methods are filled
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,9 @@ from mage_async.admission.replay import (
 from mage_async.assembly import edited, own_sources
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import DeterministicFailure
+from mage_async.errors import DeterministicFailure, first_line
 from mage_async.methods.method import Methods
-from mage_async.policy.initial_policy import prepare_policy
+from mage_async.policy.initial_policy import cached_policy, prepare_policy
 from mage_async.policy.warm_start import Progress
 from mage_async.protocol.journal_records import Segment, first_needed, first_segment_header
 from mage_async.results.run_directory import checkpoints
@@ -39,6 +40,7 @@ from mage_services.journal.writer import make_durable
 from mage_services.learner.rank_processes import RankProcesses
 from mage_services.learner.trainer_thread import Training, is_on_gpu, limited_memory
 from mage_services.processes.process import Startup, in_time, unless_a_call_hangs
+from mage_services.processes.run_lock import holding
 
 NOTE_S = 20.0
 """Least number of seconds between two notes about steps that are trained again."""
@@ -114,7 +116,8 @@ def prepare(
         if is_new:
             deadline_s = config.environment.step_deadline_s
             watch = partial(unless_a_call_hangs, deadline_s=deadline_s, say=note)
-            origin = prepare_policy(config, run.policy, report, in_time, watch)
+            with _alone(config, note):
+                origin = prepare_policy(config, run.policy, report, in_time, watch)
         training = Training.of(run, config, newest, ranks.begin(config, newest))
     if newest:
         origin = f"from checkpoint {newest.name}"
@@ -130,6 +133,28 @@ def prepare(
     # before its first step.
     _remove_lines_after(run.memory, "version", training.trainer.version - 1)
     return Prepared(training, origin, journal.segments, steps, lost_bytes, sources)
+
+
+@contextmanager
+def _alone(config: Config, note: Callable[[str], None]) -> Iterator[None]:
+    """Wait within this call for another process that makes the same warm start, and then keep
+    others from making it within the block: they find it in the cache.
+
+    If the other process fails or is killed, its lock is free, and the block makes the warm start.
+    """
+    cached = cached_policy(config)
+    with ExitStack() as held:
+        if cached is not None and not cached.exists():
+            what = "another process that makes the same warm start, to take it from the cache"
+            try:
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(holding(cached.with_suffix(".lock"), what, note))
+            except OSError as error:
+                note(
+                    "the cache of warm starts cannot be locked, so that runs of the same warm "
+                    f"start each make it: {first_line(error)}"
+                )
+        yield
 
 
 def recover(

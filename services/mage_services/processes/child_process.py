@@ -690,16 +690,21 @@ def last_line(log: Path) -> str:
 
 
 @contextmanager
-def waiting_notice(what: str) -> Iterator[None]:
-    """Print a line to stderr every `WAIT_NOTICE_S` seconds within the block, which waits for
-    `what`.
+def waiting_notice(
+    what: str, say: Callable[[str], None] | None = None, every_s: float | None = None
+) -> Iterator[None]:
+    """Say a line every `every_s` seconds within the block, which waits for `what`.
+
+    Args:
+        say: Called with each line, in a thread of its own; None: print it to stderr.
+        every_s: None: `WAIT_NOTICE_S`.
     """
     began, has_ended = time.monotonic(), threading.Event()
 
     def notices() -> None:
-        while not has_ended.wait(WAIT_NOTICE_S):
-            waited_s = time.monotonic() - began
-            print(f"waiting for {what}: {waited_s:.0f} s", file=sys.stderr, flush=True)
+        while not has_ended.wait(every_s or WAIT_NOTICE_S):
+            line = f"waiting for {what}: {time.monotonic() - began:.0f} s"
+            say(line) if say else print(line, file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=notices, daemon=True)  # the block may hold up an event loop
     thread.start()

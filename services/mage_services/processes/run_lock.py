@@ -7,13 +7,18 @@ releases it (`flock`) when the process ends, however that happens. Reading a run
 import fcntl
 import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.processes.child_process import waiting_notice
 
 INITIAL_NAMESPACE = "pid:[4026531836]"
 """Linux's name of the PID namespace of a machine outside its containers."""
+WAITING_S = 30.0
+"""Seconds between two lines about a lock that is waited for."""
 
 
 def take_lock(run: RunDirectory) -> int:
@@ -29,8 +34,31 @@ def take_lock(run: RunDirectory) -> int:
     )
 
 
-def hold(file: Path, refusal: str) -> int:
+@contextmanager
+def holding(file: Path, what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a file within the block. While another process holds it, wait for `what`,
+    and say so at once and every `WAITING_S` seconds.
+
+    Raises:
+        OSError: as `hold`.
+    """
+    try:
+        descriptor = hold(file, "")
+    except RunError:
+        say(f"waiting for {what}")
+        with waiting_notice(what, say, WAITING_S):
+            descriptor = hold(file)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def hold(file: Path, refusal: str | None = None) -> int:
     """Lock a file, and return the descriptor that holds the lock until it is closed.
+
+    Args:
+        refusal: Error if another process holds the lock; None: wait until it is free.
 
     Raises:
         RunError: another process holds the lock; the error says `refusal`.
@@ -40,7 +68,7 @@ def hold(file: Path, refusal: str) -> int:
     # supervisor by a moment would keep the lock.
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if refusal is None else fcntl.LOCK_NB))
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
