@@ -134,13 +134,21 @@ class RunDirectory:
         if not self.policy.exists():
             raise RunError(f"{self.root}: the run has no policy yet")
 
-    def check_is_new(self) -> None:
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something to go on with: a policy, or steps."""
+        return self.policy.exists() or self.metrics.exists()
+
+    def check_is_new(self, *, is_retried: bool = False) -> None:
         """Check that no run has begun in this directory, which a new run would write over.
 
+        Args:
+            is_retried: Whether a start that failed before it made a policy may be replaced.
+
         Raises:
-            RunError: it has a configuration.
+            RunError: it holds a run.
         """
-        if self.config.exists():
+        if self.config.exists() and (self.has_begun or not is_retried):
             raise RunError(
                 f"{self.root} holds a run already: add --resume, or choose another --run-dir"
             )

@@ -52,6 +52,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def run_to_end(run: RunDirectory, config: object, *, num_actors: int, cluster: str) -> int:
         numbers.append(num_actors)
+        run.metrics.touch()
         return 0
 
     monkeypatch.setattr(start_to_report, "run_to_end", run_to_end)
@@ -358,6 +359,20 @@ def test_a_job_that_is_started_again_by_the_same_command_goes_on_with_its_run(
     assert config_file.load_recorded(run.config).environment.name == "scout"
     assert started == [2, 2]
     assert "goes on with its own configuration: --config is not" in capsys.readouterr().out
+
+
+def test_a_start_that_failed_before_it_had_a_policy_is_made_anew_with_a_corrected_file(
+    tmp_path: Path, started: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    assert main(["--run-dir", str(run.root)]) == 0
+    run.metrics.unlink()  # now nothing was made
+    again = ["--run-dir", str(run.root), "--config", "scout", "--actors", "2"]
+    assert main(again) == EXIT_USAGE
+    assert main(["--resume", *again]) == 0
+    assert config_file.load_recorded(run.config).environment.name == "scout"
+    assert started[1:] == [2]
+    assert "neither a policy nor a step to go on with: the run begins" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

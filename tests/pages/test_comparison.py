@@ -74,7 +74,7 @@ def test_a_run_whose_keys_a_resume_changed_is_an_arm_of_its_own_and_says_so(make
         learner = structs.replace(config.learner, learning_rate=rate, steps=steps)
         now = structs.replace(config, learner=learner)
         sources = {"my:Game": source}
-        _write_start(places[0], now, num_actors=1, is_resumed=True, sources=sources)
+        _write_start(places[0], now, num_actors=1, sources=sources)
         if steps == 20:  # the second start is one of another version of torch
             launch = json.loads(places[0].launch.read_text())
             launch["versions"]["torch"] = "1.0"

@@ -94,6 +94,7 @@ def start_run(
     run_dir: Path | None,
     actors: int | None,
     is_resumed: bool,
+    is_retried: bool = False,
     say: Callable[[str], None],
     cluster: str = "",
     runner: Runner = asyncio.run,
@@ -106,6 +107,7 @@ def start_run(
         run_dir: The run directory; None for a new folder of `runs/`.
         actors: Number of actors; None for the default number, or that of a resumed run's last
             start.
+        is_retried: See `RunDirectory.check_is_new`.
         cluster: Address of a Ray cluster; "" for this machine.
         say: Called with each line for a person, until the run's own view begins.
         runner: Runs what is played before the run begins, and may cancel it.
@@ -145,10 +147,10 @@ def start_run(
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
     if not is_resumed and run_dir is not None:
-        # `_write_start` checks again under the lock. If the directory cannot be read, the error
+        # This is checked again under the lock. If the directory cannot be read, the error
         # comes from the first attempt to write there, below.
         with suppress(OSError):
-            directory.check_is_new()
+            directory.check_is_new(is_retried=is_retried)
     resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
     if config.warm_start and not resolved.warm_start:
         say(f"warm_start: none, because {config.environment.name} plays its own episodes")
@@ -195,7 +197,9 @@ def start_run(
             held.callback(os.close, take_lock(directory))
             for each in edited(read_document(directory.launch).get("sources", {}), sources):
                 say(edit_note(each))
-            _write_start(directory, config, num_actors, is_resumed, sources)
+            if not is_resumed:
+                directory.check_is_new(is_retried=is_retried)
+            _write_start(directory, config, num_actors, sources)
         except OSError as error:
             raise RunError(
                 f"{directory.root} cannot be written: {error.strerror}; choose another --run-dir, "
@@ -239,14 +243,11 @@ def _write_start(
     directory: RunDirectory,
     config: Config,
     num_actors: int,
-    is_resumed: bool,
     sources: Mapping[str, str],
 ) -> None:
     """Write the resolved configuration, the number of actors, and the versions that run, with
     those of the user's own classes (`own_sources`).
     """
-    if not is_resumed:
-        directory.check_is_new()
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
     checkout = Path(mage_async.__file__).parents[1]

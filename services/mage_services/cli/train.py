@@ -55,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", metavar="NAME", help=method)
     add_number(parser, "--seed", "the same as --set seed=N")
     resume = (
-        "go on from --run-dir's checkpoint; with --config, begin if there is no run there yet, so "
-        "that a job can be started again by the same command"
+        "go on from --run-dir's checkpoint; with --config, begin if there is no run there yet, or "
+        "one that failed before it had a policy, so that a job can be started again by the same "
+        "command"
     )
     parser.add_argument("--resume", action="store_true", help=resume)
     origin = (
@@ -100,6 +101,8 @@ def run(given: argparse.Namespace) -> int:
         from mage_services.api.start_to_report import start_run
         from mage_services.terminal import CountedOutput, lasting_output
 
+        # `_config` sets `given.resume` to False if there is nothing to go on with.
+        is_retried = given.resume
         config = _config(given)  # what an imported class prints goes to stderr
         if note := config_file.note_on_staleness(config, given.method):
             print(note, file=sys.stderr)
@@ -117,6 +120,7 @@ def run(given: argparse.Namespace) -> int:
             run_dir=given.run_dir,
             actors=actors,
             is_resumed=given.resume,
+            is_retried=is_retried,
             cluster=given.cluster,
             say=partial(print, file=sys.stdout, flush=True),
             printed=CountedOutput(sys.stdout),
@@ -158,7 +162,13 @@ def _config(given: argparse.Namespace) -> "Config":
             "--resume goes on from the newest checkpoint alone"
         )
     if given.resume and given.config is not None and given.run_dir is not None:
-        given.resume = RunDirectory(given.run_dir).config.is_file()
+        recorded = RunDirectory(given.run_dir)
+        given.resume = recorded.has_begun and recorded.config.is_file()
+        if not given.resume and recorded.config.is_file():
+            print(
+                f"{given.run_dir} has neither a policy nor a step to go on with: the run begins "
+                "anew with --config"
+            )
         if given.resume:
             print(f"{given.run_dir} goes on with its own configuration: --config is not read")
             # The kind that the run recorded in place of "auto" may lack a key of it, and the run
