@@ -113,6 +113,22 @@ def test_the_supervisor_starts_without_torch() -> None:
     assert done.stdout == "False\n"
 
 
+IMPORT_IN_COMMAND = """
+import logging
+from mage_services.cli.main import main
+main(["completion", "bash"])
+import transformers.quantizers
+logging.getLogger("torchao").error("an error")
+"""
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+def test_a_command_shows_errors_of_libraries_and_no_warnings_of_their_imports() -> None:
+    command = [sys.executable, "-c", IMPORT_IN_COMMAND]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "an error\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = COMMANDS[name].HELP

@@ -5,6 +5,7 @@ tree imports no torch, so that help is quick; a command imports what it computes
 """
 
 import argparse
+import logging
 import signal
 import sys
 import threading
@@ -54,6 +55,11 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 128 + signal.SIGINT
 Ctrl-C.
 """
 
+NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
+"""Loggers of libraries that warn about themselves when transformers imports torchao, if that is
+installed: of compiled files that do not load here, and of deprecated calls. A command shows only
+their errors; the logs of a run's processes have the warnings too."""
+
 
 class Parser(argparse.ArgumentParser):
     """Parse arguments, and report an error in one line."""
@@ -70,6 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     1 if work had begun, else 2. If the reader of stdout leaves early, as `head` does, the
     command ends without an error. Ctrl-C ends it with one line and status 130.
     """
+    for name in NOISY_ON_IMPORT:
+        logging.getLogger(name).setLevel(logging.ERROR)
     tree, arguments = command_tree(), _with_command(arguments)
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         tree.error(f"no command {arguments[0]!r}{did_you_mean(arguments[0], COMMANDS)}")
