@@ -185,7 +185,7 @@ def measure(chat: ChatFormat) -> dict[str, FaultResult]:
     results = {name: FaultResult(reason) for name, (_, reason) in FAULTS.items()}
     results["late"] = FaultResult("this episode is over")
     results["server"] = FaultResult("answered with status 500: no luck")
-    results["command"] = FaultResult("ended with code -9")
+    results["command"] = FaultResult("was killed by SIGKILL")
     for name, result in results.items():
         for _ in range(ROUNDS):
             trials = FaultyTrials(chat, name, result)

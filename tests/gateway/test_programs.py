@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -85,7 +86,9 @@ def test_a_command_earns_the_number_on_its_last_line(chat: ChatFormat, tmp_path:
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("raise SystemExit('no luck')", "ended with code 1: no luck"),
+        ("raise SystemExit('no luck')", "ended with exit code 1: no luck"),
+        ("raise SystemExit(-1)", "ended with exit code 255"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ("print('much')", "must be the reward, a number, got 'much'"),
         ("import time; time.sleep(60)", "took longer than environment.step_deadline_s = 3"),
     ],
@@ -97,6 +100,25 @@ def test_a_command_that_fails_is_a_fault_with_its_reason(
     (fault,) = played(environment, chat, scripted(chat, " rock"), deadline_s=3.0)
     assert isinstance(fault, CallFault)
     assert why in str(fault)
+
+
+@pytest.mark.parametrize("start", [[], ["setsid"]], ids=["child", "daemon"])
+def test_a_command_ends_with_its_own_process_and_only_the_end_of_its_output_is_kept(
+    chat: ChatFormat, tmp_path: Path, start: list[str]
+) -> None:
+    (tmp_path / "left.py").write_text(
+        COMMAND.replace("print(own", "print('x' * 10**7); result = (own")
+        + f"import subprocess; subprocess.Popen({[*start, 'sleep', '6']}); print(result)"
+    )
+    line = f"{sys.executable} {tmp_path / 'left.py'} {{task}}"
+    environment = load("agent:command", command=line, size=10)
+    tracemalloc.start()
+    (trial,) = played(environment, chat, scripted(chat, " rock"), deadline_s=5.0)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(trial, Trial), trial
+    assert trial.episode_rewards() == [1.0, 1.0]
+    assert most_bytes < 5_000_000
 
 
 Play = Callable[[dict[str, Any]], tuple[int, bytes]]

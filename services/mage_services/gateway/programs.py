@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -27,7 +27,7 @@ from mage_async.environments.agent import AgentProgram
 from mage_async.environments.environment import check_whole
 from mage_async.environments.loaders.loader import NumberedTasks
 from mage_async.errors import CapacityReached, ConfigError, EnvironmentFault, SessionClosed
-from mage_services.processes.child_process import dying_with_parent
+from mage_services.processes.child_process import dying_with_parent, end_in_words
 
 CALLS = 64
 """Default of the option `turns`, the largest number of calls of the policy in an episode."""
@@ -46,6 +46,8 @@ _DECLARED = (
     "words",
 )
 """Names that a function's module may declare, as a class with `reset` and `step` may."""
+KEPT_BYTES = 2**16
+"""Number of bytes of a command's output that are kept, the last ones."""
 MAX_LINE_CHARS = 200
 """Number of characters to which a program's output is cut in an error."""
 STARTING_S = 30.0
@@ -193,30 +195,32 @@ async def _reward_of_command(line: list[str], base_url: str, api_key: str) -> fl
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": api_key,
     }
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *dying_with_parent(line),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=os.environ | variables,
-            process_group=0,
-        )
-    except OSError as error:
-        raise EnvironmentFault(f"{line[0]} cannot be started: {error.strerror}") from error
-    try:
-        out, errors = await process.communicate()
-    finally:
-        # The command leads a process group of its own, so the processes that it has started are
-        # killed with it. If our own process is killed, its parent ends all groups of its session
-        # (`ChildProcess.kill`).
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode:
-        raise EnvironmentFault(
-            f"{line[0]} ended with code {process.returncode}: {_last_line(errors)}"
-        )
-    last = _last_line(out)
+    with _Output() as out, _Output() as errors:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *dying_with_parent(line),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out.writable,
+                stderr=errors.writable,
+                env=os.environ | variables,
+                process_group=0,
+            )
+        except OSError as error:
+            raise EnvironmentFault(f"{line[0]} cannot be started: {error.strerror}") from error
+        try:
+            # Processes that the command leaves behind may hold its output open: its end counts.
+            code = await process.wait()
+        finally:
+            # The command leads a process group of its own, so the processes that it has started are
+            # killed with it. If our own process is killed, its parent ends all groups of its
+            # session (`ChildProcess.kill`).
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        last, why = out.last_line(), errors.last_line()
+    if code:
+        # `dying_with_parent` ends with 128 + N after signal N.
+        ended = end_in_words(128 - code if 128 < code < 128 + signal.NSIG else code)
+        raise EnvironmentFault(f"{line[0]} {ended}{': ' if why else ''}{why}")
     try:
         return float(last)
     except ValueError:
@@ -309,6 +313,30 @@ def _reward_of(url: str, status: int, body: bytes) -> Any:
         ) from None
 
 
-def _last_line(output: bytes) -> str:
-    lines = output.decode(errors="replace").strip().splitlines()
-    return lines[-1][:MAX_LINE_CHARS] if lines else ""
+class _Output:
+    """Context manager: read what a command writes to `writable`, and keep the end of it."""
+
+    def __init__(self) -> None:
+        self._end = b""
+
+    def __enter__(self) -> Self:
+        self._readable, self.writable = os.pipe()
+        os.set_blocking(self._readable, False)
+        asyncio.get_running_loop().add_reader(self._readable, self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._readable)
+        os.close(self._readable)
+        os.close(self.writable)
+
+    def _read(self) -> None:
+        """Read what the pipe holds, which is at most `KEPT_BYTES` unless a command enlarges it."""
+        with suppress(BlockingIOError):  # there is nothing
+            self._end = (self._end + os.read(self._readable, KEPT_BYTES))[-KEPT_BYTES:]
+
+    def last_line(self) -> str:
+        """Return the last line so far that is not blank, cut; "" if there is none."""
+        self._read()
+        lines = self._end.decode(errors="replace").strip().splitlines()
+        return lines[-1][:MAX_LINE_CHARS] if lines else ""
