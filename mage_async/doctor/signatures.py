@@ -812,7 +812,8 @@ SIGNATURES = {
         "Raise advantage.format_penalty, or let the transcript write the tags: "
         'transcript.forced_tags = "both"; lower learner.learning_rate where entropy rises too. If '
         "actions were never valid, declare `legal_actions` in the environment, or add "
-        "[warm_start].",
+        "[warm_start]. An agent's program has neither: raise transcript.max_action_tokens where "
+        "its calls of tools are cut.",
         invalid_actions,
         steps_in_a_row=2,
         needs="valid_action_share",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mage_async.config.schema import Config
+from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of
 from mage_async.results.metrics import earning_episodes
@@ -650,6 +651,13 @@ class Signal:
         seen = f"the last one was {last!r:.60}" if last else "none was found in the text"
         # Without an example of an action, the first word of the game's vocabulary serves as one.
         example = facts.example or (facts.words[0] if facts.words else "")
+        if isinstance(self._environment, AgentTasks):
+            # A program has no legal actions and no warm start, but calls of its tools.
+            return (
+                f"no answer of {self._num_trials} trials was a whole call of a tool ({seen}). "
+                "Raise transcript.max_action_tokens where answers are cut; send tools with few "
+                "arguments, whose values are enumerated; or begin with a policy that calls tools."
+            )
         wanted = f", where {example!r:.60} would be one" if example else ""
         cures = ["declare `legal_actions` in the environment, so that only legal ones are sampled"]
         if config.transcript.forced_tags == "none":
@@ -665,7 +673,8 @@ class Signal:
 
     def _no_reward(self) -> str:
         """Return the sentence for trials without any reward."""
-        cure = "begin with [warm_start], " if self._config.warm_start is None else ""
+        can_begin = not isinstance(self._environment, AgentTasks)
+        cure = "begin with [warm_start], " if can_begin and not self._config.warm_start else ""
         return (
             f"{self._num_trials} trials of {self._facts.name} have earned no reward at all. The "
             "task is too hard for the policy as it is, or the environment never pays: look at a "

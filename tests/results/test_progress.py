@@ -21,6 +21,7 @@ from mage_async.results.progress import (
     time_in_words,
 )
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
+from tests.helpers.agent_site import tasks_of
 
 CONFIG, RPS = Config(), load("rps")
 FACTS = RPS.facts
@@ -330,6 +331,18 @@ def test_no_valid_action_is_said_once_with_an_action_and_the_keys() -> None:
     assert "transcript.forced_tags" in text
     assert "warm_start" in text
     assert signal.batch(1, batch((0.0, 0.0, 0.0), valid=False)) is None
+
+
+def test_a_program_is_not_advised_to_have_legal_actions_or_a_warm_start() -> None:
+    signal = Signal(CONFIG, tasks_of(lambda *_: 1.0))
+    cut = signal.batch(0, batch((0.0, 0.0, 0.0), valid=False, action="<tool_call>"))
+    unpaid = Signal(CONFIG, tasks_of(lambda *_: 1.0)).batch(0, batch((0.0, 0.0, 0.0)))
+    assert cut is not None
+    assert unpaid is not None
+    assert "no answer of 16 trials was a whole call of a tool (the last one was '<tool_call" in cut
+    assert "transcript.max_action_tokens" in cut
+    assert "legal_actions" not in cut
+    assert "warm_start" not in cut + unpaid
 
 
 def test_no_reward_is_said_once() -> None:
