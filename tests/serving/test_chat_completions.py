@@ -117,7 +117,7 @@ def test_an_answer_is_streamed_as_events(address):
     [
         ({}, "missing required field `messages`"),
         ({"messages": [user("a")], "n": 2}, "`n` must be 1"),
-        ({"messages": [user("a")], "tools": [{}]}, "`tools` are not passed on"),
+        ({"messages": [user("a")], "tools": [{}]}, "`mage push RUN_DIR --to DIR`"),
         ({"messages": [user("a")], "n": 0}, "`n` must be 1"),
         ({"messages": [user("a")], "stop": ["."]}, "`stop` does not end an answer"),
         ({"messages": [user("a")], "logprobs": True}, "`logprobs` are not sent"),

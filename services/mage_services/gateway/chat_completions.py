@@ -328,7 +328,10 @@ def read_request(body: bytes) -> ChatRequest:
     """
     request: ChatRequest = decode(body, ChatRequest)
     if request.tools:
-        raise BadRequest("`tools` are not passed on to the policy: describe them in a message")
+        raise BadRequest(
+            "`tools` are not passed on to the policy: serve the folder that `mage push RUN_DIR "
+            "--to DIR` writes with a server that offers tools, or describe them in a message"
+        )
     if request.n not in (1, None):
         raise BadRequest(f"`n` must be 1, got {request.n}: send the request again instead")
     if request.stop:
