@@ -254,7 +254,8 @@ class AgentRun:
             value: Its `outcome.reward` is what the program returned for the episode.
 
         Raises:
-            CallFault: the program did not call the policy.
+            CallFault: the program did not call the policy, or its reward lies outside of the bounds
+                that it declares.
             ContextFull: all its calls were refused, because their conversations have too many
                 tokens.
         """
@@ -278,7 +279,16 @@ class AgentRun:
                 kind="run() called nothing",
                 mistake="run() called nothing",
             )
-        self._reward = value.outcome.reward
+        reward = value.outcome.reward
+        facts = component_of(self._environment, self._task.member).facts
+        # The 0 of a conversation that has outgrown its context may lie below `min_return`.
+        if not facts.allows(reward) and not self._session.length_error:
+            wrong = (
+                f"must return a reward from min_return = {facts.min_return:g} to max_return = "
+                f"{facts.max_return:g}, got {reward:g}"
+            )
+            raise CallFault(f"{place} {wrong}", mistake=wrong)
+        self._reward = reward
         self._turns[acts[-1]] = replace(self._turns[acts[-1]], reward=self._reward)
         self._end_episode()
 

@@ -54,6 +54,23 @@ def test_a_program_that_goes_wrong_costs_its_trial_alone(
     assert engine.statistics().num_contexts == 0
 
 
+@pytest.mark.parametrize("reward", [-0.5, 1e300])
+def test_a_reward_outside_the_bounds_that_a_program_declares_is_a_fault(
+    chat: ChatFormat, reward: float
+) -> None:
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        await asked(url, said("a"))
+        return reward if task == 3 else float(episode)
+
+    environment = tasks_of(run, min_return=0.0, max_return=1.0)
+    bad, good = played(environment, chat, scripted(chat, " rock"), tasks=("3", "4"))
+    assert isinstance(bad, CallFault)
+    wanted = "must return a reward from min_return = 0 to max_return = 1, got"
+    assert f"{wanted} {reward:g}" in str(bad)
+    assert isinstance(good, Trial)
+    assert good.episode_rewards() == [0.0, 1.0]
+
+
 def test_a_request_that_is_too_large_is_refused_as_clients_read_it(
     chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
