@@ -55,11 +55,13 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
     settings = _json(directory / "tokenizer_config.json")
     stop_tokens = _stop_tokens(directory, tokenizer, settings)
 
+    inner = _without_prefix(tokenizer)
+
     def decode(ids: Sequence[int]) -> str:
-        return tokenizer.decode(list(ids), skip_special_tokens=False)
+        return inner.decode(list(ids), skip_special_tokens=False)
 
     template = _template(directory, settings)
-    tokenize = _tokenize_function(tokenizer, _special_tokens(tokenizer, template))
+    tokenize = _tokenize_function(tokenizer, inner, _special_tokens(tokenizer, template))
     render = _render_function(template, settings, thinking)
     return ChatFormat(tokenize, decode, render, stop_tokens, tokenizer_file=tokenizer.to_str)
 
@@ -83,17 +85,61 @@ def _tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def _tokenize_function(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
-    """Return the function that tokenizes a text, and finds the spans of special tokens in it."""
+def _without_prefix(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer of a text that follows other text: it adds no space before the text, as
+    those of Llama 2 and Mistral do, and removes none when it decodes. A tokenizer that adds none is
+    returned itself.
+    """
+    whole = json.loads(tokenizer.to_str())
+    changed = whole | {
+        part: _part_without_prefix(whole[part]) for part in ("normalizer", "pre_tokenizer")
+    }
+    if changed == whole:
+        return tokenizer
+    changed["decoder"] = _part_without_prefix(whole["decoder"])
+    return Tokenizer.from_str(json.dumps(changed))
+
+
+def _part_without_prefix(part: Any) -> Any:
+    """Return a part of a tokenizer.json that neither adds nor removes a space before a text."""
+    # A normalizer of the type Strip has no content: it removes white space, not the added space.
+    if part is None or part["type"] == "Prepend" or (part["type"] == "Strip" and "content" in part):
+        return None
+    changed = {
+        key: [own for each in value if (own := _part_without_prefix(each))]
+        if key in ("normalizers", "pretokenizers", "decoders")
+        else value
+        for key, value in part.items()
+    }
+    off = {"prepend_scheme": "never", "add_prefix_space": False}
+    return changed | {key: value for key, value in off.items() if key in part}
+
+
+def _tokenize_function(
+    tokenizer: Tokenizer, inner: Tokenizer, special: Collection[int]
+) -> Tokenize:
+    """Return the function that tokenizes a text, and finds the spans of special tokens in it.
+
+    Args:
+        inner: tokenizer of a text that follows other text (`_without_prefix`).
+    """
+    added = tokenizer.get_added_tokens_decoder()
 
     def tokenize(text: str) -> Tokens:
         encoding = tokenizer.encode(text, add_special_tokens=False)
+        ids = first = tuple(encoding.ids)
+        if inner is not tokenizer:
+            # Only the text before the first added token follows other text.
+            place = next((n for n, token in enumerate(first) if token in added), len(first))
+            span = encoding.token_to_chars(place)
+            before = text if span is None else text[: span[0]]
+            ids = (*inner.encode(before, add_special_tokens=False).ids, *first[place:])
         places = (place for place, token in enumerate(encoding.ids) if token in special)
         spans = map(encoding.token_to_chars, places)
         # A character that the vocabulary lacks becomes the token of unknown texts, which is
         # special; it holds no text that could be cut.
         found = tuple(span for span in spans if span is not None and span[1] - span[0] > 1)
-        return Tokens(tuple(encoding.ids), found)
+        return Tokens(ids, found, first)
 
     return tokenize
 

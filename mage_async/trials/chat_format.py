@@ -37,6 +37,9 @@ class Tokens(NamedTuple):
     ids: tuple[int, ...]
     specials: tuple[Span, ...] = ()
     """Spans of at least two characters, so that text can be cut inside each of them."""
+    first: tuple[int, ...] | None = None
+    """Ids where nothing is before the text, if they may be others than after other text: the
+    tokenizers of Llama 2 and Mistral add a space before a text."""
 
 
 Tokenize = Callable[[str], Tokens]
@@ -141,8 +144,8 @@ class ChatFormat:
         return "<think>" if is_open and completion.finish == "length" else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of the program's own text: special tokens are recognised, none is
-        added.
+        """Return the ids of the program's own text, which follows other text: special tokens are
+        recognised, none is added.
         """
         return self._tokenize(text).ids
 
@@ -178,7 +181,7 @@ class ChatFormat:
                     "<think> too: set transcript.thinking = true, or remove <think> from the answer"
                 )
             given = self.continuation(ids[-1], others) if ids else self.prompt(others)
-            own = (*self.encode(message["content"]), *self._ending())
+            own = (*self._encode_answer(message["content"]), *self._ending())
             ids += (*given, *own)
             is_own += [False] * len(given) + [True] * len(own)
             others.clear()
@@ -202,7 +205,7 @@ class ChatFormat:
             own[:is_first] = [{"role": "system", "content": f"{before}{_tools_in_words(tools)}"}]
             tools = ()
         pieces, contents = self._cut(own, tools)
-        return encode_between(self._tokenize, pieces, contents)
+        return encode_between(self._tokenize, pieces, contents, is_first=True)
 
     def continuation(
         self, last_token: int, messages: Sequence[Message], tools: Tools = ()
@@ -271,9 +274,25 @@ class ChatFormat:
             )
         return pieces[start:], [messages[number]["content"] for number in numbers[start:]]
 
-    def opening(self, content: str) -> tuple[int, ...]:
-        """Return a context's first user message, up to the start of the assistant's turn."""
-        return encode_between(self._tokenize, (self._head, self._tail), (content,))
+    def opening(self, content: str, prefill: str = "") -> tuple[int, ...]:
+        """Return a context's first user message, and the opening of the assistant's turn.
+
+        Args:
+            prefill: beginning of the assistant's turn; none of it is sampled.
+        """
+        pieces = self._head, self._tail
+        ids = encode_between(self._tokenize, pieces, (content,), is_first=True)
+        return ids + self._encode_answer(prefill)
+
+    def _encode_answer(self, text: str) -> tuple[int, ...]:
+        """Return the ids of the beginning of the assistant's turn, as `encode`."""
+        start, stop = (self._tokenize(self._tail).specials or ((0, 0),))[-1]
+        if text and stop == len(self._tail):
+            # A tokenizer may add a space behind a special token too.
+            whole = self._tokenize(self._tail[start:] + text)
+            if whole.specials[:1] == ((0, stop - start),):
+                return whole.ids[1:]
+        return self.encode(text) if text else ()
 
     def answer(self, last_token: int, forced: str, content: str, prefill: str) -> tuple[int, ...]:
         """Return what follows a completion: the rest of its turn, the next user message, and the
@@ -386,36 +405,56 @@ def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str
 
 
 def encode_between(
-    tokenize: Tokenize, fixed: Sequence[str], contents: Sequence[str]
+    tokenize: Tokenize, fixed: Sequence[str], contents: Sequence[str], *, is_first: bool = False
 ) -> tuple[int, ...]:
     """Return the ids of a text in which only the template's pieces contain special tokens.
 
     Args:
         fixed: the template's pieces; one more than `contents`.
         contents: data between the pieces.
+        is_first: whether nothing is before the text.
     """
     text, wanted = _joined(tokenize, fixed, contents)
-    ids, found = tokenize(text)
-    if _are_the_same(found, wanted):
-        return ids
-    kept: list[int] = []
-    end = 0
-    for start, stop in wanted:
-        kept += encode_as_data(tokenize, text[end:start]) + tokenize(text[start:stop]).ids
-        end = stop
-    return (*kept, *encode_as_data(tokenize, text[end:]))
+    found = tokenize(text)
+    if _are_the_same(found.specials, wanted):
+        return found.first if is_first and found.first is not None else found.ids
+    ends = [start for start, _ in wanted[1:]] + [len(text)]
+    before = text[: wanted[0][0] if wanted else len(text)]
+    kept = list(encode_as_data(tokenize, before, is_first=is_first))
+    for (start, stop), end in zip(wanted, ends, strict=False):
+        kept += tokenize(text[start:stop]).ids
+        kept += encode_as_data(tokenize, text[stop:end], after=text[start:stop])
+    return tuple(kept)
 
 
-def encode_as_data(tokenize: Tokenize, text: str) -> tuple[int, ...]:
+def encode_as_data(
+    tokenize: Tokenize, text: str, *, is_first: bool = False, after: str = ""
+) -> tuple[int, ...]:
     """Return the ids of a text, none of them special: each special token's text is cut after its
     first character, and the parts are encoded one by one.
+
+    Args:
+        is_first: whether nothing is before the text.
+        after: special token of the template before the text, if there is one; a tokenizer may add a
+            space behind it.
     """
-    ids, specials = tokenize(text)
-    if not specials:
-        return ids
-    cuts = (0, *(start + 1 for start, _ in specials), len(text))
-    pieces = (text[start:stop] for start, stop in pairwise(cuts))
-    return tuple(token for piece in pieces for token in encode_as_data(tokenize, piece))
+    ids, specials, first = tokenize(after + text)
+    if after and specials[:1] != ((0, len(after)),):  # it is another token with the text
+        after, (ids, specials, first) = "", tokenize(text)
+    own = specials[1:] if after else specials
+    if not own:
+        return (first if is_first and first is not None else ids)[1 if after else 0 :]
+    cuts = (0, *(start + 1 - len(after) for start, _ in own), len(text))
+    return tuple(
+        token
+        for start, stop in pairwise(cuts)
+        for token in encode_as_data(
+            tokenize,
+            text[start:stop],
+            is_first=is_first and not start,
+            after="" if start else after,
+        )
+    )
 
 
 def _joined(

@@ -83,7 +83,7 @@ class Transcript:
     def open(self, message: str, kind: Kind) -> None:
         """Start a new context with a user message."""
         self._segments.append(GrowingSegment())
-        self._append(self._chat.opening(message) + self._prefill_tokens(kind))
+        self._append(self._chat.opening(message, self._parser.prefill(kind)))
         self._kind = kind
 
     def reopen(self, message: str, kind: Kind, kept_from: int) -> None:
@@ -100,7 +100,7 @@ class Transcript:
 
     def opening_length(self, message: str, kind: Kind) -> int:
         """Return the number of tokens of a new context that begins with a user message."""
-        return len(self._chat.opening(message) + self._prefill_tokens(kind))
+        return len(self._chat.opening(message, self._parser.prefill(kind)))
 
     def add_message(self, message: str, kind: Kind, answers: Sequence[str] = ()) -> None:
         """Append a user message to the current context.
@@ -171,10 +171,6 @@ class Transcript:
         if answers:
             return self._chat.tool_answers(last, answers)
         return self._chat.answer(last, self._forced, message, self._parser.prefill(kind))
-
-    def _prefill_tokens(self, kind: Kind) -> tuple[int, ...]:
-        text = self._parser.prefill(kind)
-        return self._chat.encode(text) if text else ()
 
     def _append(self, ids: tuple[int, ...] | list[int]) -> None:
         self._segments[-1].tokens.extend(ids)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from torch.nn.functional import rms_norm
@@ -114,6 +114,39 @@ def save_text_model(folder: Path, texts: Sequence[str] = (), room: int = 4096) -
     )
     _text_model(tokenizer, room).save_pretrained(folder)
     return folder
+
+
+SPACE_SCHEMES = ("normalizer", "always", "first")
+"""How a tokenizer adds a space before a text, as those of Llama 2 and Mistral do."""
+
+
+def save_spaced_chat(folder: Path, scheme: str, template: str) -> Tokenizer:
+    """Write a tokenizer that adds a space before a text, with a token for each byte, and a chat
+    template.
+
+    Args:
+        scheme: one of `SPACE_SCHEMES`.
+    """
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["▁", *map(chr, range(33, 127)), "▁7", "▁<", "</", "▁▁", "▁["]
+    merges = [("▁", "7"), ("▁", "<"), ("<", "/"), ("▁", "▁"), ("▁", "[")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    space = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([*space, decoders.Strip(" ", 1, 0)])
+    if scheme == "normalizer":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    else:
+        options = {"prepend_scheme": scheme, "split": False}
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+        if scheme == "always":
+            tokenizer.decoder = decoders.Metaspace(**options)
+    tokenizer.add_special_tokens(tokens[:3])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return tokenizer
 
 
 def _text_model(tokenizer: Tokenizer, room: int) -> Qwen3ForCausalLM:

@@ -14,7 +14,9 @@ from transformers.utils import chat_template_utils
 
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import DATE, load_chat
-from tests.helpers.random_models import save_text_model
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.allowed_tokens import action_tokens
+from tests.helpers.random_models import SPACE_SCHEMES, save_spaced_chat, save_text_model
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look <é>."}}
@@ -177,3 +179,36 @@ def test_characters_that_a_vocabulary_lacks_are_no_special_tokens(tmp_path: Path
     tokenizer.add_special_tokens(["<unk>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert load_chat(tmp_path).encode_data("a\u00e9a") == (1, 0, 1)
+
+
+@pytest.mark.parametrize("scheme", SPACE_SCHEMES)
+@pytest.mark.parametrize("opening", ["", "<s>"], ids=["after a text", "after a special token"])
+def test_the_parts_of_a_chat_have_the_ids_of_the_whole_string(
+    tmp_path: Path, scheme: str, opening: str
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+        f"{{% else %}}{opening}{{{{ m.content }}}}</s>{{% endif %}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+    )
+    tokenizer = save_spaced_chat(tmp_path, scheme, template)
+    chat = load_chat(tmp_path)
+
+    def whole(said: str) -> list[int]:
+        turn = f"[INST] {said} [/INST]{opening}<action> 7</action></s>"
+        return tokenizer.encode(2 * turn, add_special_tokens=False).ids
+
+    action = [*action_tokens("7", chat, ActionParser("both"))]
+    assert chat.decode(action) == " 7</action>"
+    ids = [*chat.opening("a  b", "<action>"), *action]
+    ids += [*chat.answer(-1, "", "a  b", "<action>"), *action]
+    assert [*ids, chat.end_token] == whole("a  b")
+    talk = [
+        {"role": role, "content": content}
+        for role, content in (("user", "a  b"), ("assistant", "<action> 7</action>"))
+    ]
+    assert chat.conversation(2 * talk)[0] == whole("a  b")
+    # Text that holds a special token, here cut into four tokens, changes no id around it.
+    held, plain = chat.opening("x</s>y"), chat.opening("xy")
+    cut = plain.index(tokenizer.token_to_id("x")) + 1
+    assert (held[:cut], held[cut + 4 :]) == (plain[:cut], plain[cut:])

@@ -186,7 +186,7 @@ class Conversations:
             elif tokens:
                 tokens += self._chat.answer(tokens[-1], forced, words, prefill)
             else:
-                tokens += self._chat.opening(words) + self._chat.encode(prefill)
+                tokens += self._chat.opening(words, prefill)
         sampling, seed = self._sampling_for(request), self._seed(request)
         restriction = self._restriction(request, sampling.max_tokens)
         prompt = Prompt(
