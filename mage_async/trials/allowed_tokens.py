@@ -267,4 +267,32 @@ def _tokenizer(chat: ChatFormat) -> LLTokenizer:
         raise EnvironmentFault(
             "sampling from a pattern or a form of answers needs a model with a tokenizer.json"
         )
-    return LLTokenizer(chat.tokenizer_file())
+    return LLTokenizer(_as_llguidance_reads(chat.tokenizer_file()))
+
+
+def _as_llguidance_reads(tokenizer_file: str) -> str:
+    """Return a tokenizer.json of which llguidance reads every token.
+
+    Where two tokens are the same byte, as `>` and `<0x3E>` are in Llama 2's, llguidance consumes
+    only one of them: the one that is named by its number becomes a special token, which is no text.
+    A decoder of the type Metaspace, which llguidance does not know, becomes a sequence that it
+    knows.
+    """
+    file = json.loads(tokenizer_file)
+    if (file["decoder"] or {}).get("type") == "Metaspace":
+        space = {"pattern": {"String": file["decoder"]["replacement"]}, "content": " "}
+        decoders = [{"type": "Replace"} | space, {"type": "ByteFallback"}, {"type": "Fuse"}]
+        file["decoder"] = {"type": "Sequence", "decoders": decoders}
+    elif not file["model"].get("byte_fallback"):
+        return tokenizer_file
+    ids = file["model"]["vocab"]
+    if isinstance(ids, list):  # of a unigram model, with a score for each token
+        ids = {token: number for number, (token, _) in enumerate(ids)}
+    known = {each["content"] for each in file["added_tokens"]}
+    for number in range(128):
+        name = f"<0x{number:02X}>"
+        is_double = chr(number) in ids or (number == ord(" ") and "▁" in ids)
+        if is_double and name in ids and name not in known:
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            file["added_tokens"].append({"id": ids[name], "content": name, "special": True} | flags)
+    return json.dumps(file)

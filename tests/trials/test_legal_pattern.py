@@ -1,15 +1,18 @@
 """Turns that are restricted to the actions of a pattern."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mage_async.environments.legal_pattern import NUM_TEXTS, matching_texts, pattern_fault
 from mage_async.errors import EnvironmentFault
+from mage_async.inference.chat_files import load_chat
 from mage_async.trials import allowed_tokens
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.allowed_tokens import restriction_of
+from mage_async.trials.allowed_tokens import action_tokens, restriction_of
+from tests.helpers.random_models import SPACE_SCHEMES, save_spaced_chat
 
 BOTH = ActionParser("both")
 PATTERNS = ["[0-9]{1,3} [a-c]", "north|south", "x/y|z", "é{1,2}", "[1-9] [1-9]( [1-9]){0,2}"]
@@ -131,3 +134,16 @@ def test_the_longest_match_has_room_for_all_bytes_of_characters_that_are_not_asc
     pattern: str, tokens: int
 ) -> None:
     assert allowed_tokens._longest(pattern) == tokens
+
+
+@pytest.mark.parametrize("scheme", SPACE_SCHEMES)
+def test_a_pattern_is_sampled_with_tokens_that_are_also_bytes(tmp_path: Path, scheme: str) -> None:
+    """Llama 2's `>` and `<0x3E>` are the same byte."""
+    save_spaced_chat(tmp_path, scheme, "{% for m in messages %}<s>{{ m.content }}{% endfor %}")
+    chat = load_chat(tmp_path)
+    wanted = action_tokens("7", chat, BOTH)
+    restriction = restriction_of(Play("7|12"), chat, BOTH)
+    assert wanted[0] in restriction.allowed(0)
+    tokens, node = restriction.forced(restriction.after(0, wanted[0]))
+    assert [wanted[0], *tokens] == list(wanted)
+    assert restriction.is_end(node)
