@@ -245,6 +245,8 @@ class Contexts(NamedTuple):
     """
     num_turns: int
     """Number of turns of the longest scripted trial."""
+    lost: str = ""
+    """Sentence on characters that the tokenizer lacks (`ChatFormat.lost`); "" if it has all."""
 
 
 def check_files(config: Config, directory: Path) -> Contexts:
@@ -268,7 +270,11 @@ def check_files(config: Config, directory: Path) -> Contexts:
             "model for it"
         )
     parts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
-    return Contexts(*map(max, zip(*parts, strict=True)))
+    texts = [chat.template]
+    for _, part in named_parts(config):
+        texts += [*part.facts.words, part.rules() if config.transcript.rules else ""]
+    lost = chat.lost("".join(texts), "the text of the chat template, the rules or the words")
+    return Contexts(*map(max, zip(*parts, strict=True)))._replace(lost=lost)
 
 
 def check_words(config: Config, policy: Path) -> None:

@@ -27,6 +27,9 @@ _USER, _ASSISTANT, _NEXT_USER = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
 _TOOL_ANSWERS = ("MAGETOLDFIRST", "MAGETOLDSECOND")
 """Markers in place of the answers of two tools."""
 
+MOST_NAMED = 8
+"""Largest number of characters that a sentence names."""
+
 Span = tuple[int, int]
 """First character, and one past the last."""
 
@@ -158,6 +161,30 @@ class ChatFormat:
         text.
         """
         return bool(self._tokenize(content).specials)
+
+    @property
+    def template(self) -> str:
+        """The template's own text around the messages."""
+        return self._head + self._tail + self._between + self._after
+
+    def lost(self, text: str, where: str) -> str:
+        """Return a sentence on the characters of a text that the vocabulary lacks; "" if it has
+        all.
+
+        Args:
+            where: source of the text, in words.
+        """
+        unknown = self.encode("\U0010ffff")  # of a character that no vocabulary has
+        # Some tokenizers drop spaces between words, and add them again when they decode.
+        others = sorted(set(text) - {" "})
+        lost = [repr(each) for each in others if self.encode(each) in ((), unknown)]
+        if not lost:
+            return ""
+        more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+        return (
+            f"the tokenizer has no token for {', '.join(lost[:MOST_NAMED])}{more}, which {where} "
+            f"has: the policy reads {self.decode(unknown) or 'nothing'} there"
+        )
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Return the tokens that a conversation has in a trial, up to the assistant's last message,

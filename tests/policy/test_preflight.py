@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.trainers import BpeTrainer
@@ -39,10 +39,12 @@ from mage_async.plan.first_turns import play_first_turns
 from mage_async.plan.model_shape import shape_of
 from mage_async.policy.load import build_tiny
 from mage_async.policy.model_files import outline_of
+from mage_async.policy.tiny_tokenizer import SPECIALS, TEMPLATE
 from mage_async.trials.duels import TrialInProgress, make_calls
 from mage_services.actor import preflight
 from mage_services.actor.preflight import PreflightOrder, run_preflight
 from mage_services.actor.rehearsal import rehearse_all
+from mage_services.cli.check import check
 from mage_services.processes import child_process
 from mage_services.processes.process import in_time
 
@@ -158,6 +160,56 @@ def test_a_tiny_policy_on_a_gpu_that_is_not_there_is_refused() -> None:
     config = config_file.load(config_file.find(None), ["learner.device=cuda:99"])
     with pytest.raises(DeterministicFailure, match="PyTorch finds no GPU here"):
         run_preflight(config, 1, say=print)
+
+
+LINES = """
+class Lines:
+    rules = "Say a word."
+    max_turns = 1
+
+    def reset(self, seed, task):
+        return "caf\\u00e9\\tor tea"
+
+    def step(self, action):
+        return "over", 1.0, True
+"""
+
+
+def test_characters_that_the_vocabulary_lacks_are_named(
+    directory: Path,
+    own: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (own / "lines.py").write_text(LINES)
+    tokens = ["<unk>", *(chr(number) for number in range(32, 127))]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<unk>", *SPECIALS])
+    keys = ("environment.name=lines:Lines", "transcript.max_action_tokens=64")
+    config, said = pretrained(directory, *keys), list[str]()
+    assert not check_files(config, directory).lost
+    rehearse_all(config, said.append)
+    assert not any("no token" in line for line in said)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(TEMPLATE.replace("'|>'", "'|>\\n'"))
+    found = check_files(config, directory)
+    assert found.lost == (
+        "the tokenizer has no token for '\\n', which the text of the chat template, the rules or "
+        "the words has: the policy reads <unk> there"
+    )
+    observed = (
+        "the tokenizer has no token for '\\t', 'é', which an observation of 'lines:Lines' has"
+    )
+    check("lines:Lines", keys={"policy.source": str(directory), "engine.max_tokens": 2048})
+    printed = capsys.readouterr().out
+    assert f"rehearsal: {observed}" in printed
+    assert f"policy: {found.lost}\n" in printed
+    report = preflight.PreflightReport(contexts=found)
+    monkeypatch.setattr(preflight, "_preflight_in_child", lambda *given: report)
+    run_preflight(config, 1, said.append)
+    assert f"policy: {found.lost}" in said
 
 
 def test_a_context_too_short_for_the_policys_own_tokens_is_refused(directory: Path) -> None:

@@ -91,6 +91,8 @@ def run_preflight(
     findings = _preflight_in_child(config, num_actors, say, run)
     contexts = findings.contexts
     assert contexts is not None
+    if contexts.lost:
+        say(f"policy: {contexts.lost}")
     if contexts.longest > config.engine.max_tokens:
         say(
             f"policy: a trial may take up to {contexts.longest} tokens, more than "

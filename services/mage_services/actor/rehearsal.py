@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from mage_async.assembly import environment_of, named_parts
-from mage_async.config.schema import Config, Tiny
+from mage_async.config.schema import Config, Pretrained, Tiny
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS
 from mage_async.environments.environment import Environment
@@ -68,19 +68,27 @@ def rehearse_all(config: Config, say: Callable[[str], None], run: Runner = async
 
     Raises:
         ConfigError: as `rehearse`.
+        PolicyError: the chat format of a model on this machine cannot be read.
     """
+    source = config.policy.source if isinstance(config.policy, Pretrained) else ""
+    model = Path(source).absolute()  # a class may change the folder
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
             # A program needs a policy to play, so the program is loaded and checked, not rehearsed.
             run(part.make().check())
         elif is_rehearsed(name, part):
-            run(rehearse(config, name, part, say))
+            characters = run(rehearse(config, name, part, say))
+            if source and model.is_dir():
+                lost = load_chat(model).lost("".join(characters), f"an observation of {name!r}")
+                if lost:
+                    say(f"rehearsal: {lost}")
 
 
 async def rehearse(
     config: Config, name: str, environment: Environment, say: Callable[[str], None]
-) -> None:
-    """Play a few trials of an environment twice with the same seeds, and compare them.
+) -> set[str]:
+    """Play a few trials of an environment twice with the same seeds, and compare them. Return the
+    characters of their observations.
 
     Args:
         name: as the configuration names the environment.
@@ -100,6 +108,7 @@ async def rehearse(
     )
     deadline_s, before = config.environment.step_deadline_s, CallFault("")
     # In one worker process at most: objects that disturb one another do so within a process.
+    characters = set[str]()
     limits = msgspec.structs.replace(config.environment, workers=min(1, config.environment.workers))
     try:
         async with CallRunner(limits) as workers:
@@ -107,7 +116,7 @@ async def rehearse(
             for num_retries in count():
                 playing = _playing(config, name, environment)
                 try:
-                    longest = await _played(playing, progress, legal, seconds, say)
+                    longest = await _played(playing, progress, legal, seconds, characters, say)
                     break
                 except CallFault as fault:
                     # After a fault of a network or a server the rehearsal is played again, as in a
@@ -122,6 +131,7 @@ async def rehearse(
         raise ConfigError(f"environment {name!r}: {fault}{cure}") from fault
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_context_needed(config, name, environment, longest, legal.longest)}")
+    return characters
 
 
 def _next(go_on: Callable[[], Call]) -> Call | Longest:
@@ -138,6 +148,7 @@ async def _played(
     progress: "_Progress",
     legal: "_LegalActions",
     seconds: dict[str, list[float]],
+    characters: set[str],
     say: Callable[[str], None],
 ) -> Longest:
     """Make the calls of a rehearsal, and return its longest observations.
@@ -145,6 +156,7 @@ async def _played(
     Args:
         playing: yields a call, and is sent the call's result or thrown its fault.
         seconds: receives the duration of each call by the name of its method.
+        characters: receives the characters of the observations.
         say: takes a line about a script that has not chosen an action.
 
     Raises:
@@ -161,6 +173,7 @@ async def _played(
         try:
             answered = await progress.perform(call)
             legal.check(call.place, answered)
+            characters.update(answered.outcome.observation)
             go_on = partial(playing.send, answered)
         except CallFault as fault:
             go_on = partial(playing.throw, fault)

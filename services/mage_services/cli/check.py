@@ -195,7 +195,8 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     check_start(run_config)
     unread = ""
     if (model := _model_here(run_config)) is not None:
-        check_model_files(run_config, model, num_actors=1)
+        if lost := check_model_files(run_config, model, num_actors=1).lost:
+            print(f"policy: {lost}")
         unread = ", unless it refuses the model once it has loaded it"
     print(f"ready: `mage train` with these keys can start{unread}{play.to_correct}")
 
