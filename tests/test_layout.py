@@ -172,7 +172,7 @@ METHOD_WORDS = re.compile(
 """Names of methods and of their parts, which only the methods themselves may know."""
 MAY_NAME_METHODS = {
     "mage_async/config/error_messages.py": "the new names of old keys",
-    "mage_async/policy/load.py": "keys of HuggingFace configurations: num_experts",
+    "mage_async/policy/model_files.py": "keys of HuggingFace configurations: num_experts",
 }
 
 FORBIDDEN_NAMES = {"types", "utils", "common", "base", "manager", "helpers", "misc"}

@@ -182,7 +182,7 @@ def source_directory(policy: Pretrained, engine: Engine) -> Path:
     """Return a local directory, or that of a hub model, which is downloaded once.
 
     Raises:
-        PolicyError: there is no such directory, and no such hub model can be fetched, or its type
+        PolicyError: there is no such directory, and no such hub model can be fetched, or it
             cannot be trained or served.
     """
     name = policy.source

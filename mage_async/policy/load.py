@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +30,18 @@ from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.method import Methods
-from mage_async.policy.model_files import TRAINABLE, check_head, outline_of
+from mage_async.policy.model_files import (
+    TRAINABLE,
+    check_head,
+    features_on,
+    outline_of,
+    untrainable,
+)
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
 WEIGHTS = "model.safetensors"
 """Name of the file of weights in a model directory."""
 
-# Packed training runs a model's layers with an attention of its own, and multiplies the last hidden
-# states by the weight of the LM head. A model with further operations in its attention or after its
-# LM head would run without an error, but its log-probs would not be those that an engine samples
-# with. So such a model is refused, before any weight is read.
-OFF = (None, False, 0, 0.0, 1.0)
-"""Values of a key that turn its feature off."""
-FEATURES = {
-    "soft cap of attention": ["attn_logit_softcapping"],
-    "soft cap of logits": ["final_logit_softcapping"],
-    "logit scale": ["logit_scale", "logits_scaling", "lm_head_multiplier"],
-    "mixture of experts": ["num_experts", "num_local_experts", "n_routed_experts"],
-    "dropout": ["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"],
-    "quantised weights": ["quantization_config"],
-}
-"""Unsupported features, with their keys in `config.json`."""
 ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
 """Values of `rope_type` whose rotation of each sequence depends on the longest of the batch."""
 
@@ -189,17 +179,12 @@ def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
         PolicyError: the message begins with `source` and names the features.
     """
     config = model.config
-    on = {key for key in chain(*FEATURES.values()) if getattr(config, key, None) not in OFF}
-    found = {name for name, keys in FEATURES.items() if not on.isdisjoint(keys)}
+    found = features_on(lambda key: getattr(config, key, None))
     found |= _attention_features(model, config) | _head_features(model)
     if not found and config.model_type not in TRAINABLE:
         found = {f"unknown architecture {type(model).__name__}"}
     if found:
-        raise PolicyError(
-            f"{source}: {config.model_type} cannot be trained on packed sequences because of "
-            f"its {', '.join(sorted(found))}; choose a model without that, of type "
-            f"{', '.join(TRAINABLE)}"
-        )
+        raise untrainable(source, config.model_type, found)
 
 
 def _attention_features(model: nn.Module, config: PretrainedConfig) -> set[str]:

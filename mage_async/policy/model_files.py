@@ -5,7 +5,7 @@ A directory that cannot be used is thus refused within a second.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,21 @@ TRAINABLE = (*SUPPORTED, "phi3")
 """Values of `model_type` that can be trained: a test compares the packed forward of each with
 transformers' own. They are those that the embedded engine serves, and one more.
 """
+# Packed training runs a model's layers with an attention of its own, and multiplies the last hidden
+# states by the weight of the LM head. A model with further operations in its attention or after its
+# LM head would run without an error, but its log-probs would not be those that an engine samples
+# with. So such a model is refused, before any weight is read.
+OFF = (None, False, 0, 0.0, 1.0)
+"""Values of a key that turn its feature off."""
+FEATURES = {
+    "soft cap of attention": ["attn_logit_softcapping"],
+    "soft cap of logits": ["final_logit_softcapping"],
+    "logit scale": ["logit_scale", "logits_scaling", "lm_head_multiplier"],
+    "mixture of experts": ["num_experts", "num_local_experts", "n_routed_experts"],
+    "dropout": ["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"],
+    "quantised weights": ["quantization_config"],
+}
+"""Unsupported features, with their keys in `config.json`."""
 EMBEDDING = "embed_tokens"
 """Name of the embedding's layer, as a part of its tensor's name."""
 
@@ -96,16 +111,21 @@ def outline_of(directory: Path) -> Outline:
 
 
 def check_type(directory: Path, *, is_embedded: bool) -> None:
-    """Refuse a model whose type cannot be trained, or that the embedded engine does not serve.
+    """Refuse a model whose type cannot be trained, or that the embedded engine does not serve, and
+    one with a feature in `config.json` that packed training would compute wrongly.
 
     Args:
         is_embedded: Whether actors have the embedded engine.
 
     Raises:
-        PolicyError: the message lists the types that can be trained and, if `is_embedded`, served.
+        PolicyError: the message names the features, or lists the types that can be trained and, if
+            `is_embedded`, served.
     """
-    kind = read_config(directory).get("model_type")
+    config = read_config(directory)
+    kind = config.get("model_type")
     if kind in (SUPPORTED if is_embedded else TRAINABLE):
+        if found := features_on(config.get):
+            raise untrainable(str(directory), str(kind), found)
         return
     if kind is None:
         raise PolicyError(
@@ -117,6 +137,26 @@ def check_type(directory: Path, *, is_embedded: bool) -> None:
     raise PolicyError(
         f"{directory}: a model of type {kind!r} cannot be {fault}: take one of type "
         f"{', '.join(SUPPORTED if is_embedded else TRAINABLE)}{advice}"
+    )
+
+
+def features_on(value_of: Callable[[str], Any]) -> set[str]:
+    """Return the features of `FEATURES` that a model has.
+
+    Args:
+        value_of: returns the value of a key of `config.json`; None if it has none.
+    """
+    return {
+        name for name, keys in FEATURES.items() if any(value_of(key) not in OFF for key in keys)
+    }
+
+
+def untrainable(source: str, model_type: str, features: Iterable[str]) -> PolicyError:
+    """Return the error for a model with features that packed training would compute wrongly."""
+    return PolicyError(
+        f"{source}: {model_type} cannot be trained on packed sequences because of its "
+        f"{', '.join(sorted(features))}; choose a model without that, of type "
+        f"{', '.join(TRAINABLE)}"
     )
 
 

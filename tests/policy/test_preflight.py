@@ -212,6 +212,24 @@ def test_characters_that_the_vocabulary_lacks_are_named(
     assert f"policy: {found.lost}" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "feature"),
+    [
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantised weights"),
+        ("attention_dropout", 0.1, "dropout"),
+    ],
+)
+def test_features_that_config_json_names_are_refused_without_loading_the_model(
+    directory: Path, key: str, value: object, feature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # If the check of files passed, this would be called.
+    monkeypatch.setattr(preflight, "_preflight_in_child", None)
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(PolicyError, match=f"because of its {feature}; choose a model without"):
+        run_preflight(pretrained(directory), 1, say=print)
+
+
 def test_a_context_too_short_for_the_policys_own_tokens_is_refused(directory: Path) -> None:
     found = check_files(pretrained(directory), directory)
     assert found.num_turns == 3 * load("rps").facts.max_turns
@@ -524,8 +542,10 @@ def test_what_the_process_finds_is_one_sentence(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, file = pretrained(directory), directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"logit_scale": 2.0}))
-    with pytest.raises(PolicyError, match="because of its logit scale") as found:
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"use_bidirectional_attention": True})
+    )
+    with pytest.raises(PolicyError, match="because of its attention to later tokens") as found:
         preflight._preflight(PreflightOrder(config_file.as_tables(config), 1, 0.0), print)
     # A process that finds the same and, unlike the real one, imports no torch for it.
     program = f"""
