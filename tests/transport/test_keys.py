@@ -200,6 +200,14 @@ def test_a_connection_that_zmq_ends_before_the_hello_is_said_when_receiving(
     uvloop.run(main())
 
 
+def test_a_learner_with_keys_closes_just_after_it_has_begun_to_wait(keys: Path) -> None:
+    async def main() -> None:
+        with learner_at_any_port(learner_keys(keys)):
+            await asyncio.sleep(0)  # the gate begins to poll its socket
+
+    uvloop.run(main())  # uvloop ends the process if the loop still has a closed socket
+
+
 def test_a_hello_that_zmq_did_not_take_is_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         with learner_at_any_port(None) as learner:

@@ -13,6 +13,7 @@ handshake, before it reaches any of our code. A secret key is never printed, not
 memory and in files keys are in Z85, ZeroMQ's text encoding: 40 characters for 32 bytes.
 """
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -94,6 +95,19 @@ class Gate(AsyncioAuthenticator):
         self._address = ""
         """Address of the connection whose key is being checked."""
         self.configure_curve_callback(_DOMAIN, self)  # pyzmq then calls `callback` for every key
+
+    def start(self) -> None:
+        """Begin to answer on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        super().start()
+
+    def stop(self) -> None:
+        """End the task, and close its socket."""
+        # pyzmq closes the socket before the event loop forgets it, and libuv aborts the process if
+        # it has to watch a socket that is closed.
+        if self.zap_socket and not self._loop.is_closed():
+            self._loop.remove_reader(self.zap_socket.FD)
+        super().stop()
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
         """Answer one request; pyzmq handles them one after the other."""
