@@ -255,8 +255,9 @@ def _losses() -> Iterator[Specimen]:
 def _advantages() -> Iterator[Specimen]:
     """Yield the kernels of advantages in all forms of baseline and scale."""
     rule = {"LEAVE_ONE_OUT": False, "KEEP_LONE": False, "DIVIDE_BY_STD": False, "EPSILON": EPSILON}
-    parts = {"COUNTS_PARTS": True}
-    no_parts = {"COUNTS_PARTS": False, "part_starts_ptr": None, "part_stops_ptr": None}
+    parts = {"IS_WEIGHTED": True}
+    no_parts = dict.fromkeys(("weights_ptr", "part_starts_ptr", "part_stops_ptr"))
+    no_parts |= {"IS_WEIGHTED": False}
     for name, constants in (
         ("minus_baseline", rule | no_parts),
         ("minus_baseline, trials", rule | parts),
