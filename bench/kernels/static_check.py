@@ -255,20 +255,20 @@ def _losses() -> Iterator[Specimen]:
 def _advantages() -> Iterator[Specimen]:
     """Yield the kernels of advantages in all forms of baseline and scale."""
     rule = {"LEAVE_ONE_OUT": False, "KEEP_LONE": False, "DIVIDE_BY_STD": False, "EPSILON": EPSILON}
-    parts = {"IS_WEIGHTED": True}
-    no_parts = dict.fromkeys(("weights_ptr", "part_starts_ptr", "part_stops_ptr"))
-    no_parts |= {"IS_WEIGHTED": False}
+    equal, weighted = {"IS_WEIGHTED": False, "weights_ptr": None}, {"IS_WEIGHTED": True}
+    no_parts = {"part_starts_ptr": None, "part_stops_ptr": None}
     for name, constants in (
-        ("minus_baseline", rule | no_parts),
-        ("minus_baseline, trials", rule | parts),
-        ("minus_baseline, others", rule | parts | {"LEAVE_ONE_OUT": True}),
-        ("minus_baseline, std", rule | no_parts | {"KEEP_LONE": True, "DIVIDE_BY_STD": True}),
+        ("minus_baseline", equal | no_parts),
+        ("minus_baseline, trials", weighted | no_parts),
+        ("minus_baseline, others", weighted | {"LEAVE_ONE_OUT": True}),
+        ("minus_baseline, std", equal | no_parts | {"KEEP_LONE": True, "DIVIDE_BY_STD": True}),
     ):
+        constants = rule | constants
         kernel = group_advantage.minus_baseline_kernel
         yield Specimen(
             name, kernel, group_advantage.BLOCKS, group_advantage.OPTIONS, constants, floats="*fp64"
         )
-    for name, constants in (("over_rms", no_parts), ("over_rms, trials", parts)):
+    for name, constants in (("over_rms", equal), ("over_rms, trials", weighted)):
         kernel = group_advantage.over_rms_kernel
         constants = constants | {"ROUNDING": ROUNDING, "EPSILON": 0.05}
         yield Specimen(

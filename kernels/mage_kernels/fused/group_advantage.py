@@ -154,8 +154,6 @@ def over_rms_kernel(
     order_ptr,
     weights_ptr,
     cell_starts_ptr,
-    part_starts_ptr,
-    part_stops_ptr,
     out_ptr,
     IS_WEIGHTED: tl.constexpr,
     ROUNDING: tl.constexpr,
@@ -211,14 +209,15 @@ def fused_over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: fl
 
 def _by_cell(kernel: Any, cells: Cells, *arrays: Tensor, **constants: float) -> Tensor:
     """Run one program of a kernel for each cell, on arrays `[N]`; return its result, `[N]`."""
-    order, *bounds = sorted_bounds(cells)
+    order, cell_starts, *part_bounds = sorted_bounds(cells)
     out = torch.empty_like(arrays[0])
     if cells.num_cells:
         kernel[(cells.num_cells,)](
             *(each[order] for each in arrays),
             order,
             cells.weights if cells.weights is None else cells.weights[order],
-            *bounds,
+            cell_starts,
+            *(part_bounds if kernel is minus_baseline_kernel else ()),
             out,
             IS_WEIGHTED=cells.weights is not None,
             **constants,
