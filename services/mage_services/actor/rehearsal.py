@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,6 +72,7 @@ def rehearse_all(config: Config, say: Callable[[str], None], run: Runner = async
     """
     source = config.policy.source if isinstance(config.policy, Pretrained) else ""
     model = Path(source).absolute()  # a class may change the folder
+    chat = cache(lambda: load_chat(model))  # read once, however many parts there are
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
             # A program needs a policy to play, so the program is loaded and checked, not rehearsed.
@@ -79,7 +80,7 @@ def rehearse_all(config: Config, say: Callable[[str], None], run: Runner = async
         elif is_rehearsed(name, part):
             characters = run(rehearse(config, name, part, say))
             if source and model.is_dir():
-                lost = load_chat(model).lost("".join(characters), f"an observation of {name!r}")
+                lost = chat().lost("".join(characters), f"an observation of {name!r}")
                 if lost:
                     say(f"rehearsal: {lost}")
 
