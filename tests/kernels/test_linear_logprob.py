@@ -291,9 +291,11 @@ def test_each_token_may_have_a_temperature_of_its_own(device: str) -> None:
         mask = rows.cpu()
         wanted = run(alone, gradients, mask=mask)
         for name in ("logprob", "entropy", "d_hidden"):
-            # The last bit of a sum depends on the processor.
+            # The last bit of a sum depends on the processor and its threads, and may round a
+            # gradient to a neighbour in bfloat16.
             one, other = getattr(found, name)[rows], getattr(wanted, name)[rows]
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6, msg=name)
+            rtol = 2**-7 if one.dtype == torch.bfloat16 else 1e-6
+            torch.testing.assert_close(one, other, rtol=rtol, atol=1e-6)
         d_head += wanted.d_head.double()
         own = arguments._replace(inverse_temperature=by_row)
         masked = run(own, gradients, mask=mask).d_head
