@@ -3,8 +3,8 @@
     python -m bench.models.memory_modes MODEL_DIR [--modes none reflection …] [--seeds 0]
         [--run-dir DIR] [--only-report]
 
-It runs `configs/smollm2_boxes.toml` with each mode of `trial.memory`, one actor, 28 to 66 minutes
-of a core a run. MODEL_DIR holds SmolLM2-135M-Instruct. All runs have the same tasks, steps and
+It runs `configs/smollm2_boxes.toml` with each mode of `trial.memory`, one actor, up to an hour of a
+core a run. MODEL_DIR holds SmolLM2-135M-Instruct. All runs have the same tasks, steps and
 trials a step; a reflection of at most 24 tokens follows each episode but the last. The program
 prints the held-out return of both episodes, and of the last one when the hidden task is swapped
 before it, by mode and seed. A run that was measured is not made again.

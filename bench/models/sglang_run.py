@@ -4,10 +4,9 @@
 
 ENV is an environment that has SGLang (`tests/sglang/make_env.py`), MODEL_DIR holds
 SmolLM2-135M-Instruct. `mage train --config smollm2_boxes` plays by SGLang on the processor, in
-float32, after a short warm start, for three steps of all weights, so SGLang loads three published
-versions. The program prints the largest difference between the engine's and the learner's log-prob
-of a token under the same version. The exit status is 1 if it is over 1e-4 nats, or a step is
-missing.
+float32, for three steps of all weights, so SGLang loads three published versions. The program
+prints the largest difference between the engine's and the learner's log-prob of a token under the
+same version. The exit status is 1 if it is over 1e-4 nats, or a step is missing.
 """
 
 import argparse
@@ -32,8 +31,6 @@ SHORT = (
     "transcript.forced_tags=both",
     "engine.max_contexts=16",
     "engine.threads=1",
-    "warm_start.steps=6",
-    "warm_start.trials=48",
     "admission.groups_per_step=4",
     "admission.rule=sync",
     "evaluation.every=0",
