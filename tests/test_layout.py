@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "mage_async.doctor": {*NOUNS, "admission", "assembly", "config", "environments", "results"},
     "mage_async.pages": {*NOUNS, "config", "doctor", "results", "tasks", "trials"},
-    "mage_async.inference": {*NOUNS, "trials"},
+    "mage_async.policy.model_files": {*NOUNS, "config"},
+    "mage_async.inference": {*NOUNS, "policy.model_files", "trials"},
     "mage_async.learning": {
         *NOUNS, "admission", "assembly", "config", "credit", "environments", "inference",
         "mage_kernels", "methods.method", "trials",

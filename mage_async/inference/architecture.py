@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from mage_async.errors import PolicyError
-from mage_async.inference.chat_files import SUPPORTED, read_config
+from mage_async.policy.model_files import SERVED, read_config
 
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -236,8 +236,8 @@ def _not_served(file: Path, what: str, known: str) -> PolicyError:
 def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
     """Raise a `PolicyError` if the embedded engine does not implement a setting of the model."""
     kind = config.get("model_type")
-    if kind not in SUPPORTED:
-        raise _not_served(file, f"model_type {kind!r}", ", ".join(SUPPORTED))
+    if kind not in SERVED:
+        raise _not_served(file, f"model_type {kind!r}", ", ".join(SERVED))
     known = get_args(Activation)
     if (activation := _activation(config)) not in known:
         raise _not_served(file, f"activation {activation!r}", ", ".join(known))

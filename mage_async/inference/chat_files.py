@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -20,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from mage_async.errors import PolicyError
+from mage_async.policy.model_files import read_json
 from mage_async.trials.chat_format import ChatFormat, Message, Render, Tokenize, Tokens, Tools
 
 CHAT_FILES = (
@@ -32,8 +32,6 @@ CHAT_FILES = (
     "added_tokens.json",
 )
 """Names of the files of a tokenizer and its chat template in a model directory."""
-SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
-"""Values of `model_type` that the embedded engine serves."""
 DATE = datetime(2024, 7, 26)
 """Date that every template reads as today's (SmolLM3's writes it into the system message). With the
 clock's, a run resumed after midnight, a replay or a later evaluation would have other prompts than
@@ -52,7 +50,7 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
             file is damaged, or the template cannot be used.
     """
     tokenizer = _tokenizer(directory)
-    settings = _json(directory / "tokenizer_config.json")
+    settings = read_json(directory / "tokenizer_config.json")
     stop_tokens = _stop_tokens(directory, tokenizer, settings)
 
     inner = _without_prefix(tokenizer)
@@ -278,10 +276,10 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
         PolicyError: a file is damaged, or no file names such a token.
     """
     file = directory / "generation_config.json"
-    ends = _json(file).get("eos_token_id")
+    ends = read_json(file).get("eos_token_id")
     if ends is None:  # 0 is an id
         file = directory / "config.json"
-        ends = _json(file).get("eos_token_id")
+        ends = read_json(file).get("eos_token_id")
     ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(each, int) for each in ids):
         raise PolicyError(
@@ -295,55 +293,3 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
             "an answer"
         )
     return sorted({*ids, *([] if own is None else [own])})
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """Read a model directory's `config.json`.
-
-    Raises:
-        PolicyError: there is no such file, or it is damaged.
-    """
-    file = directory / "config.json"
-    if not file.is_file():
-        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
-    return _json(file)
-
-
-def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a model directory, or the file itself.
-
-    Raises:
-        PolicyError: the directory's index cannot be read.
-    """
-    if not path.is_dir():
-        return [path]
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    # The single file has precedence, as in transformers: a model that was saved over a larger one
-    # does not remove the index of the larger one.
-    if index.is_file() and not single.is_file():
-        try:
-            files = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise PolicyError(
-                f"{index}: cannot be read as an index of weights: {error}; copy the file again"
-            ) from error
-        return [path / name for name in sorted(set(files))]
-    return [single]
-
-
-class _Index(msgspec.Struct):
-    """Hold the part of an index file that is read."""
-
-    weight_map: dict[str, str]
-    """Name of the file of each tensor."""
-
-
-def _json(file: Path) -> dict[str, Any]:
-    """Read a table from a file of JSON; return an empty one if there is no file."""
-    try:
-        read = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise PolicyError(f"{file}: cannot be read as JSON: {error}; copy it again") from error
-    if not isinstance(read, dict):
-        raise PolicyError(f"{file}: must be a table, got {type(read).__name__}")
-    return read

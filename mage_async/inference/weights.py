@@ -21,7 +21,7 @@ from mage_async.completion import SECOND_ROLE
 from mage_async.errors import PolicyError, UnreadableWeights
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
-from mage_async.inference.chat_files import weight_files
+from mage_async.policy.model_files import weight_files
 
 Tensors = dict[str, torch.Tensor]
 

@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError, first_line
-from mage_async.inference.chat_files import CHAT_FILES, read_config
+from mage_async.inference.chat_files import CHAT_FILES
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
@@ -35,6 +35,7 @@ from mage_async.policy.model_files import (
     check_head,
     features_on,
     outline_of,
+    read_config,
     untrainable,
 )
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer

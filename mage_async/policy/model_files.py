@@ -1,24 +1,25 @@
-"""Read a model directory's `config.json` and safetensors headers, without torch and without
-weights.
-
-A directory that cannot be used is thus refused within a second.
+"""Read a model directory's `config.json` and safetensors headers, and refuse a model that cannot be
+trained or served; without torch and without weights, so within a second.
 """
 
+import json
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from mage_async.config.schema import ADAPTER, MERGE
 from mage_async.errors import PolicyError
-from mage_async.inference.chat_files import SUPPORTED, read_config, weight_files
 
 HEAD = "lm_head.weight"
 """Name of the LM head's tensor."""
-TRAINABLE = (*SUPPORTED, "phi3")
+SERVED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
+"""Values of `model_type` that the embedded engine serves."""
+TRAINABLE = (*SERVED, "phi3")
 """Values of `model_type` that can be trained: a test compares the packed forward of each with
 transformers' own. They are those that the embedded engine serves, and one more.
 """
@@ -77,6 +78,58 @@ class Outline:
         ]
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read a model directory's `config.json`.
+
+    Raises:
+        PolicyError: there is no such file, or it is damaged.
+    """
+    file = directory / "config.json"
+    if not file.is_file():
+        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
+    return read_json(file)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files of a model directory, or the file itself.
+
+    Raises:
+        PolicyError: the directory's index cannot be read.
+    """
+    if not path.is_dir():
+        return [path]
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    # The single file has precedence, as in transformers: a model that was saved over a larger one
+    # does not remove the index of the larger one.
+    if index.is_file() and not single.is_file():
+        try:
+            files = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise PolicyError(
+                f"{index}: cannot be read as an index of weights: {error}; copy the file again"
+            ) from error
+        return [path / name for name in sorted(set(files))]
+    return [single]
+
+
+class _Index(msgspec.Struct):
+    """Hold the part of an index file that is read."""
+
+    weight_map: dict[str, str]
+    """Name of the file of each tensor."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a table from a file of JSON; return an empty one if there is no file."""
+    try:
+        read = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{file}: cannot be read as JSON: {error}; copy it again") from error
+    if not isinstance(read, dict):
+        raise PolicyError(f"{file}: must be a table, got {type(read).__name__}")
+    return read
+
+
 def outline_of(directory: Path) -> Outline:
     """Read `config.json` and the safetensors headers.
 
@@ -123,7 +176,7 @@ def check_type(directory: Path, *, is_embedded: bool) -> None:
     """
     config = read_config(directory)
     kind = config.get("model_type")
-    if kind in (SUPPORTED if is_embedded else TRAINABLE):
+    if kind in (SERVED if is_embedded else TRAINABLE):
         if found := features_on(config.get):
             raise untrainable(str(directory), str(kind), found)
         return
@@ -136,7 +189,7 @@ def check_type(directory: Path, *, is_embedded: bool) -> None:
     advice = ' or set engine.kind = "sglang"' if kind in TRAINABLE else ""
     raise PolicyError(
         f"{directory}: a model of type {kind!r} cannot be {fault}: take one of type "
-        f"{', '.join(SUPPORTED if is_embedded else TRAINABLE)}{advice}"
+        f"{', '.join(SERVED if is_embedded else TRAINABLE)}{advice}"
     )
 
 

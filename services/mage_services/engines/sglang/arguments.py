@@ -20,8 +20,7 @@ from typing import Any
 
 from mage_async.config.schema import Sglang as EngineConfig
 from mage_async.errors import ConfigError, PolicyError
-from mage_async.inference.chat_files import read_config
-from mage_async.policy.model_files import check_divisible
+from mage_async.policy.model_files import check_divisible, read_config
 
 _RENAMED = {
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",

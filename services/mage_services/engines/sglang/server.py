@@ -42,7 +42,6 @@ import numpy as np
 import torch
 
 from mage_async.errors import PolicyError, RunError, UnreadableWeights
-from mage_async.inference.chat_files import weight_files
 from mage_async.inference.weight_fingerprint import (
     FingerprintBuilder,
     Precision,
@@ -51,6 +50,7 @@ from mage_async.inference.weight_fingerprint import (
     probe_tokens,
 )
 from mage_async.inference.weights import check_shapes, tensor_shapes
+from mage_async.policy.model_files import weight_files
 from mage_async.policy.snapshot import read_snapshot
 from mage_async.policy_version import Provenance
 from mage_services.engines.sglang.arguments import (
