@@ -34,7 +34,7 @@ from mage_services.engines.sglang.arguments import (
 )
 from mage_services.engines.sglang.server import generated, nothing_generated, spans_of
 from mage_services.processes.child_process import Channel, frame
-from mage_services.weights.weight_group import Manifest
+from mage_services.weights.process_group import Manifest
 
 RULES = EngineRules(
     max_contexts=8,

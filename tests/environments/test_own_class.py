@@ -15,7 +15,7 @@ from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError
 from mage_async.user_modules import address_of, own_source
-from mage_services.actor.rehearsal import rehearse
+from mage_services.actor.rehearsal_runner import rehearse
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -19,8 +19,8 @@ from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
-from mage_services.actor import rehearsal, rollout
-from mage_services.actor.rehearsal import rehearse
+from mage_services.actor import rehearsal_runner, rollout
+from mage_services.actor.rehearsal_runner import rehearse
 from mage_services.processes.process import in_time, unless_a_call_hangs
 
 ROOT = Path(__file__).parents[2]
@@ -677,7 +677,7 @@ def test_the_longest_trial_has_room_for_strategies_and_reflections(
     memories = {1: "none", 3: "history"}
     without = needed(f"trial.memory={memories[num_episodes]}")
     found = needed(f"trial.memory={memory}", f"trial.strategy={strategy}")
-    assert found - without == num_remarks * (100 + rehearsal.TEMPLATE_TOKENS)
+    assert found - without == num_remarks * (100 + rehearsal_runner.TEMPLATE_TOKENS)
 
 
 def test_a_subclass_without_a_docstring_has_the_rules_of_its_base(
@@ -934,7 +934,7 @@ class Own:
 def test_a_rehearsal_that_takes_long_says_how_far_it_is(
     write: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsal, "QUIET_S", 0.1)
+    monkeypatch.setattr(rehearsal_runner, "QUIET_S", 0.1)
     said = rehearsed(write(DRAGGING))
     assert said[0] == "rehearsal: playing own:Own twice with the same seeds"
     news = [line for line in said if "calls made" in line]

@@ -24,7 +24,7 @@ from mage_async.environments.rehearsal import compare_heldout
 from mage_async.errors import CallFault, ConfigError, RunError
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.actor.rehearsal import rehearse_all
+from mage_services.actor.rehearsal_runner import rehearse_all
 from mage_services.gateway import programs
 from tests.helpers.agent_site import config_of, played, scripted, small_chat, stage_of
 from tests.helpers.pages import ROOT, python_blocks

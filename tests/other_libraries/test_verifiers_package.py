@@ -12,7 +12,7 @@ from mage_async.environments.agent import AgentTasks
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.actor.rehearsal import rehearse_all
+from mage_services.actor.rehearsal_runner import rehearse_all
 from mage_services.verifiers import process
 from tests.helpers.agent_site import config_of, played, scripted, small_chat
 from tests.other_libraries.make_envs import VERIFIERS

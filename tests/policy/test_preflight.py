@@ -43,7 +43,7 @@ from mage_async.policy.tiny_tokenizer import SPECIALS, TEMPLATE
 from mage_async.trials.duels import TrialInProgress, make_calls
 from mage_services.actor import preflight
 from mage_services.actor.preflight import PreflightOrder, run_preflight
-from mage_services.actor.rehearsal import rehearse_all
+from mage_services.actor.rehearsal_runner import rehearse_all
 from mage_services.cli.check import check
 from mage_services.processes import child_process
 from mage_services.processes.process import in_time

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view.indexer import IndexBuilder
+from mage_services.view.index_process import IndexBuilder
 from tests.helpers.recorded_runs import unpack
 
 MOST_CHANGES = 200

@@ -19,7 +19,7 @@ from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 from mage_services.view.index import FORMAT, RunReader, connect, index_file
-from mage_services.view.indexer import IndexBuilder
+from mage_services.view.index_process import IndexBuilder
 from mage_services.view.trial_pages import search
 from tests.helpers.recorded_runs import unpack
 from tests.view.conftest import build
@@ -94,12 +94,12 @@ def test_the_index_follows_files_that_grow(run):
 
 def test_one_slice_reads_all_files_and_then_only_looks_at_what_changed(run, monkeypatch):
     builder = IndexBuilder(run)
-    monkeypatch.setattr("mage_services.view.indexer.SLICE_S", 60.0)
+    monkeypatch.setattr("mage_services.view.index_process.SLICE_S", 60.0)
     assert not builder.work()
     with RunReader(run) as reader:
         assert share_read(reader) == 1.0
     with monkeypatch.context() as patched:
-        patched.setattr("mage_services.view.indexer._digest", None)  # nothing is opened
+        patched.setattr("mage_services.view.index_process._digest", None)  # nothing is opened
         assert not builder.work()
     with run.metrics.open("a") as out:
         out.write('{"step": 5, "time_s": 9.0}\n')
@@ -110,7 +110,7 @@ def test_one_slice_reads_all_files_and_then_only_looks_at_what_changed(run, monk
 
 
 def test_records_longer_than_what_is_read_at_once_are_found(run, monkeypatch):
-    monkeypatch.setattr("mage_services.view.indexer.WINDOW_BYTES", 100)
+    monkeypatch.setattr("mage_services.view.index_process.WINDOW_BYTES", 100)
     build(run)
     with RunReader(run) as reader:
         assert len(reader.trials_between(1, 9, 1000)) == 48
@@ -121,7 +121,7 @@ CUT = """
 import os, sys
 from pathlib import Path
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view.indexer import IndexBuilder
+from mage_services.view.index_process import IndexBuilder
 
 class Cutting(IndexBuilder):
     def _take_record(self, segment, end, body):

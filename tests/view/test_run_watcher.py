@@ -13,7 +13,7 @@ from mage_async.results.run_directory import RunDirectory, find_runs
 from mage_async.results.run_files import TAIL_BYTES, last_line
 from mage_services.processes.run_lock import hold
 from mage_services.view import run_watcher
-from mage_services.view.indexer import ReadRun
+from mage_services.view.index_process import ReadRun
 from mage_services.view.run_watcher import RunWatcher, listed_run
 
 

@@ -80,7 +80,7 @@ from mage_services.processes.process import (
 )
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
-from mage_services.weights.weight_group import on_disk
+from mage_services.weights.process_group import on_disk
 
 Report = Callable[[int, int], None]
 """A function that is called with the number of trials played so far, and that of all."""

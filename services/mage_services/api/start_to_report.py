@@ -64,7 +64,7 @@ from mage_async.results.run_files import (
 )
 from mage_async.results.summary import best_checkpoint, summarise, write_summary
 from mage_services.actor.preflight import run_preflight
-from mage_services.actor.rehearsal import rehearse_all
+from mage_services.actor.rehearsal_runner import rehearse_all
 from mage_services.api.configuration import training_changes
 from mage_services.engines.sglang.arguments import installed
 from mage_services.processes.cores_and_memory import num_cores

@@ -156,7 +156,7 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_async.environments.agent import AgentTasks
     from mage_services.actor.preflight import check_model_files
-    from mage_services.actor.rehearsal import rehearse_all
+    from mage_services.actor.rehearsal_runner import rehearse_all
     from mage_services.api.start_to_report import check_start
     from mage_services.processes.process import unless_a_call_hangs
 

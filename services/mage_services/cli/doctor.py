@@ -58,7 +58,7 @@ def _nodes(given: argparse.Namespace) -> int:
     from mage_async.config.defaults import default_actors
     from mage_async.doctor.cluster_faults import faults_of
     from mage_async.pages.charts import counted
-    from mage_services.cluster.node_checks import examine
+    from mage_services.cluster.node_facts import examine
     from mage_services.cluster.placement import check as check_placed
     from mage_services.processes.child_process import waiting_notice
 

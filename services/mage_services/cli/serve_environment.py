@@ -36,7 +36,7 @@ def run(given: argparse.Namespace) -> int:
 
     from mage_async.assembly import environment_of
     from mage_async.config import config_file
-    from mage_services.actor.rehearsal import rehearse_all
+    from mage_services.actor.rehearsal_runner import rehearse_all
     from mage_services.environments.call_runner import CallRunner
     from mage_services.serving.agentgym_server import AgentGymServer
     from mage_services.serving.openenv_server import OpenEnvServer

@@ -49,7 +49,7 @@ from mage_async.inference.weights import Weights, as_adapters, as_weights, read_
 from mage_services.engines.engine import Engine
 from mage_services.engines.weight_acceptance import read_checked, refusal
 from mage_services.processes.child_process import settle
-from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
+from mage_services.weights.process_group import Manifest, Receiver, is_manifest
 
 MAX_IDLE = 4
 """Largest number of past versions that stay in memory although no group uses them: a later group

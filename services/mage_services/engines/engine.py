@@ -76,7 +76,7 @@ class Engine(ABC):
 
         Args:
             path: a file of weights, a manifest of weights that the learner sends on request
-                (`weight_group.py`), or a model directory.
+                (`process_group.py`), or a model directory.
 
         Returns:
             A report that the engine's fingerprint of the weights agrees with the learner's; None

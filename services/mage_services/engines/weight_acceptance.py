@@ -23,7 +23,7 @@ from mage_async.inference.weight_fingerprint import (
 from mage_async.inference.weights import read_tensors
 from mage_async.policy.snapshot import published_fingerprint
 from mage_async.protocol.messages import Loaded
-from mage_services.weights.weight_group import Manifest, is_manifest, on_disk
+from mage_services.weights.process_group import Manifest, is_manifest, on_disk
 
 T = TypeVar("T")
 ADVICE = "look at the disk, the memory and the shared memory of its machine"
@@ -33,7 +33,7 @@ def is_published(path: Path) -> bool:
     """Return whether `path` is a file of weights or a manifest, which a learner published.
 
     Otherwise it is a model directory. A manifest announces weights that the learner sends on
-    request (`weight_group.py`).
+    request (`process_group.py`).
     """
     return path.suffix == ".safetensors" or is_manifest(path)
 

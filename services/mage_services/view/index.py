@@ -1,7 +1,7 @@
 """Index a run in an SQLite file: the place of each trial in the journal, and the values for lists.
 
 The index can always be rebuilt. It lies in the run's folder or, if that is read-only, in the user's
-cache. One process writes it (`indexer.py`); any number may read at the same time.
+cache. One process writes it (`index_process.py`); any number may read at the same time.
 """
 
 import fcntl

@@ -28,7 +28,7 @@ from mage_async.results.run_files import (
 from mage_services.processes.child_process import ChildProcess
 from mage_services.processes.run_lock import is_held
 from mage_services.view.index import file_state
-from mage_services.view.indexer import Indexed, ReadRun
+from mage_services.view.index_process import Indexed, ReadRun
 
 INTERVAL_S = 0.5
 """Seconds between the end of a scan and the next one."""

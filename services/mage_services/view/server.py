@@ -27,7 +27,7 @@ from mage_async.pages.charts import Chart, Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
 from mage_async.results.run_directory import find_runs
 from mage_services.processes.child_process import ChildProcess, module_command
-from mage_services.view import credit_process, indexer, run_pages, trial_pages
+from mage_services.view import credit_process, index_process, run_pages, trial_pages
 from mage_services.view.credit_process import CreditCache
 from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
@@ -291,7 +291,9 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
         threads = running.enter_context(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="page"))
         # Two child processes, so that no page waits for their work: one reads the runs' files into
         # indexes, the other computes the returns and advantages ("credit") of a step's turns.
-        indexing = await running.enter_async_context(_child(indexer.MODULE, indexer.Indexed))
+        indexing = await running.enter_async_context(
+            _child(index_process.MODULE, index_process.Indexed)
+        )
         crediting = await running.enter_async_context(
             _child(credit_process.MODULE, credit_process.StepCredit)
         )
@@ -330,7 +332,7 @@ async def _child(module: str, kind: type[T]) -> AsyncIterator[ChildProcess[T]]:
 
 async def _indexed(watcher: RunWatcher, credits: CreditCache) -> None:
     """Notify the pages of each run whose index has grown."""
-    async for message in watcher.indexer.messages(indexer.MODULE):
+    async for message in watcher.indexer.messages(index_process.MODULE):
         if name := watcher.name_of(Path(message.run)):
             if message.fault:
                 watcher.faults[name] = message.fault

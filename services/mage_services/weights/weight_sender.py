@@ -1,5 +1,5 @@
 """Send weights from the learner's memory to engines, over one process group for each engine
-(`weight_group.py`).
+(`process_group.py`).
 """
 
 import json
@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 from mage_async.errors import UnreadableWeights, first_line
 from mage_async.policy.full_disk import writing
 from mage_async.policy.snapshot import Place, Snapshot, beside_training, on_host, read_snapshot
-from mage_services.weights.weight_group import (
+from mage_services.weights.process_group import (
     GROUP_TIMEOUT,
     HOST,
     SENDING,
@@ -70,7 +70,7 @@ class WeightSender(WeightFiles):
         self._device = torch.device(device)
         self._shards = None if shards is None else WeightFiles(shards)
         os.environ.setdefault(*ABORT_FAILED_SENDS)
-        # Engines post requests by `compare_set` (`weight_group.py`), which ends a `wait` for the
+        # Engines post requests by `compare_set` (`process_group.py`), which ends a `wait` for the
         # key in the libuv store alone.
         self._store = TCPStore(
             HOST, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT, use_libuv=True
@@ -157,7 +157,7 @@ class WeightSender(WeightFiles):
     def _listen(self, store: TCPStore) -> None:
         """Pass each request to the thread of its group, until the process ends.
 
-        The store's keys are described in `weight_group.py`.
+        The store's keys are described in `process_group.py`.
         """
         number = 0
         while True:

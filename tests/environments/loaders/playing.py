@@ -10,7 +10,7 @@ from mage_async.environments.environment import Environment, Outcome
 from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.trajectory import Task
-from mage_services.actor.rehearsal import rehearse
+from mage_services.actor.rehearsal_runner import rehearse
 from mage_services.environments.call_runner import CallRunner
 
 

@@ -42,7 +42,7 @@ from mage_services.engines.sglang.turn_queue import PendingLoad, PendingTurn, Tu
 from mage_services.engines.sglang.watchdog import START_OR_LOAD, EngineWatchdog
 from mage_services.engines.weight_acceptance import refusal
 from mage_services.processes.child_process import settle
-from mage_services.weights.weight_group import is_manifest
+from mage_services.weights.process_group import is_manifest
 
 PREPARED = "prepared"
 """Name of the answer to `Prepare`, for the watchdog; different from every request id."""
@@ -89,7 +89,7 @@ class WeightLoads:
     async def prepare(self, version: int, path: Path) -> None:
         """Read a file while tokens are sampled, which shortens the pause of the load.
 
-        Weights that the learner sends (`weight_group.py`) are not prepared: it begins to send at
+        Weights that the learner sends (`process_group.py`) are not prepared: it begins to send at
         the request, and they must then be received. The call returns early if the process dies.
         Cancellation loses only the work done so far.
         """

@@ -77,7 +77,7 @@ from mage_services.engines.sglang.messages import (
 )
 from mage_services.engines.weight_acceptance import accepted, is_published, observe_published
 from mage_services.processes.child_process import Channel, inherited_socket
-from mage_services.weights.weight_group import (
+from mage_services.weights.process_group import (
     HOST,
     SENDING,
     Manifest,
@@ -415,7 +415,7 @@ def _inside(spans: Sequence[tuple[int, int]], num_tokens: int) -> Spans:
 #                                      "flattened bucket". On a GPU it is copied there first and
 #                                      shared by CUDA IPC; with several GPUs, each takes its part
 #     a manifest                       the learner sends them to SGLang's scheduler, in a process
-#                                      group (`mage_services/weights/weight_group.py`)
+#                                      group (`mage_services/weights/process_group.py`)
 #
 # `prepare` does everything that is possible while tokens are sampled; sampling stops only for the
 # update that it returns. An update never flushes the cache, because SGLang ends its whole process

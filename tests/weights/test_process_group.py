@@ -21,8 +21,8 @@ from torch.distributed.distributed_c10d import _world
 from mage_async.errors import PolicyError, RunError, UnreadableWeights
 from mage_async.inference.weight_fingerprint import joined
 from mage_async.policy.snapshot import Place, Snapshot
-from mage_services.weights import weight_group, weight_sender
-from mage_services.weights.weight_group import (
+from mage_services.weights import process_group, weight_sender
+from mage_services.weights.process_group import (
     HOST,
     Manifest,
     Receiver,
@@ -38,10 +38,10 @@ import json, sys
 from datetime import timedelta
 from pathlib import Path
 from mage_async.errors import PolicyError
-from mage_services.weights import weight_group
-from mage_services.weights.weight_group import Manifest, Receiver
+from mage_services.weights import process_group
+from mage_services.weights.process_group import Manifest, Receiver
 
-weight_group.GROUP_TIMEOUT = timedelta(seconds=int(sys.argv[1]))
+process_group.GROUP_TIMEOUT = timedelta(seconds=int(sys.argv[1]))
 receiver = Receiver(sys.argv[2])
 for line in sys.stdin:
     manifest = Manifest.read(Path(line.strip()))
@@ -55,8 +55,8 @@ SHARE = """
 import sys
 from pathlib import Path
 import torch
-from mage_services.weights.weight_group import SENDING, Manifest, connect, join
-from mage_services.weights.weight_group import request_version, wait_for_answer
+from mage_services.weights.process_group import SENDING, Manifest, connect, join
+from mage_services.weights.process_group import request_version, wait_for_answer
 
 manifest, rank = Manifest.read(Path(sys.argv[1])), int(sys.argv[2])
 store = connect(manifest.port)
@@ -274,7 +274,7 @@ def test_each_gpu_of_an_engine_gets_all_of_the_weights(tmp_path: Path) -> None:
 
 
 def test_a_learner_that_is_gone_is_said_in_one_sentence(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(weight_group, "CONNECT_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(process_group, "CONNECT_TIMEOUT", timedelta(seconds=0.2))
     Manifest(3, 1, "gloo", ()).write(tmp_path / "v3.json")
     with pytest.raises(PolicyError, match=r"no weights from 127\.0\.0\.1:1"):
         Receiver("actor-0").receive(Manifest.read(tmp_path / "v3.json"))

@@ -9,9 +9,9 @@ import pytest
 
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import ConfigError
-from mage_services.cluster import node_checks
+from mage_services.cluster import node_facts
 from mage_services.cluster.connection import Node
-from mage_services.cluster.node_checks import (
+from mage_services.cluster.node_facts import (
     Probe,
     _answers,
     _clock,
@@ -45,7 +45,7 @@ def test_a_node_that_fails_after_its_first_answer_is_named(monkeypatch: pytest.M
         raise ray.exceptions.RayActorError(error_msg="the node has died")
 
     monkeypatch.setattr(ray, "get", fail)
-    monkeypatch.setattr(node_checks, "port_of", lambda config: 0)
+    monkeypatch.setattr(node_facts, "port_of", lambda config: 0)
     node = Node("abc", "127.0.0.1", 1.0, 0.0)
     method = SimpleNamespace(remote=lambda *_: None)
     probe = SimpleNamespace(now=method, listen=method)
@@ -60,7 +60,7 @@ def test_a_port_in_use_is_no_failed_connection(monkeypatch: pytest.MonkeyPatch) 
     probe = SimpleNamespace(listen=SimpleNamespace(remote=Probe().listen))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(node_checks, "port_of", lambda config: port)
+        monkeypatch.setattr(node_facts, "port_of", lambda config: port)
         found = _reached(None, node, {node: probe})
     assert found == (f"tcp://127.0.0.1:{port}", "Address already in use", {})
 

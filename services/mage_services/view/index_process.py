@@ -33,7 +33,7 @@ from mage_services.processes.child_process import channel_to_parent
 from mage_services.processes.cores_and_memory import WATCHER, lower_priority
 from mage_services.view.index import connect
 
-MODULE = "mage_services.view.indexer"
+MODULE = "mage_services.view.index_process"
 """This module, which the process runs."""
 SLICE_S = 0.2
 """Seconds of one slice of work, after which readers see its results."""
