@@ -20,7 +20,7 @@ METHODS = Registry(
         "sac_glam": "mage_async.methods.sac_glam.method:SacGlam",
         "scaling_inter": "mage_async.methods.scaling_inter:ScalingInter",
         "sge": "mage_async.methods.sge:Sge",
-        "stepagent": "mage_async.methods.stepagent.method:StepAgent",
+        "stepagent": "mage_async.methods.stepagent:StepAgent",
     },
 )
 

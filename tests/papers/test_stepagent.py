@@ -11,8 +11,8 @@ import torch
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load
 from mage_async.learning.token_loss import HeadInputs
-from mage_async.methods.stepagent.method import Settings, StepAgent, fitted_log_odds
-from mage_async.methods.stepagent.preference import ExpertPairs, gaps
+from mage_async.methods.stepagent import Settings, StepAgent, fitted_log_odds
+from mage_async.methods.stepagent_preference import ExpertPairs, gaps
 from mage_async.trajectory import Task, Trial
 
 SOURCE = random.Random(5)

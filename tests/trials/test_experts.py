@@ -14,7 +14,7 @@ from mage_async.config import config_file
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.learning.packing import MicroBatch, sequences_of
 from mage_async.methods.method import Methods
-from mage_async.methods.stepagent.method import ScriptedExpert, recorded_experts, scripted
+from mage_async.methods.stepagent import ScriptedExpert, recorded_experts, scripted
 from mage_async.pages.turns import shown_trial
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Alternative, Kind, Task, Trial, trial_as_dict

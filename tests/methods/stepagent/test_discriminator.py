@@ -12,7 +12,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
 from mage_async.learning.packing import credited
-from mage_async.methods.stepagent.method import Settings, StepAgent, fitted_log_odds, step_rewards
+from mage_async.methods.stepagent import Settings, StepAgent, fitted_log_odds, step_rewards
 from mage_async.trajectory import Alternative, Group, Kind, Task, Trial, Turn
 
 STATES, ACTIONS = ("a b", "a c", "d c"), ("up", "down", "left")

@@ -15,8 +15,8 @@ from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSequence
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
-from mage_async.methods.stepagent.method import Settings
-from mage_async.methods.stepagent.preference import ExpertPairs, gaps, likeliest
+from mage_async.methods.stepagent import Settings
+from mage_async.methods.stepagent_preference import ExpertPairs, gaps, likeliest
 from mage_async.restriction import AllowedSets
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from mage_async.learning.packing import MicroBatch
 from mage_async.learning.token_loss import HeadInputs
-from mage_async.methods.stepagent.method import Settings
+from mage_async.methods.stepagent import Settings
 from mage_async.trajectory import Kind
 
 _ROWS = 1024

@@ -1,9 +1,9 @@
 """Ask an expert at each turn, and train on its answers: StepAgent (arXiv 2411.03817).
 
 The method has two forms (`docs/methods/stepagent.md`). "implicit" adds a preference loss on the
-first token in which the expert's action differs from the policy's (`preference.py`); "irl" pays
-turns by a discriminator of steps (`fitted_log_odds`). The expert is the environment's best script,
-recorded trials, or a policy.
+first token in which the expert's action differs from the policy's (`stepagent_preference.py`);
+"irl" pays turns by a discriminator of steps (`fitted_log_odds`). The expert is the environment's
+best script, recorded trials, or a policy.
 """
 
 import random
@@ -156,7 +156,7 @@ class StepAgent(Method):
         """Return the preference loss."""
         if self.settings.form != "implicit":
             return None
-        from mage_async.methods.stepagent.preference import PreferenceLoss  # with torch
+        from mage_async.methods.stepagent_preference import PreferenceLoss  # with torch
 
         return PreferenceLoss(self.settings)
 
