@@ -40,8 +40,9 @@ from mage_async.tasks.task_stream import MIXED, rival_places
 from mage_async.trajectory import Task
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.prompts import prompts_for
 from mage_async.trials.scripted_play import chat_in_words, shortest_context
-from mage_async.trials.trial_config import TrialConfig, prompts_for
+from mage_async.trials.trial_config import TrialConfig
 
 KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
     "keep": "never",

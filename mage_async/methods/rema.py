@@ -1,12 +1,13 @@
 """Train a planner and an executor that take every turn together: ReMA (arXiv 2503.09501).
 
 Before each action the planner writes a remark, which says what to do, and the executor acts
-(`trial.strategy = "turn"`). The advantage of both roles is GRPO's, of the score of the whole trial.
-The loss of a role is a mean over its turns and then over trials, with one clipped importance ratio
-for each turn (`gspo`, clip 0.2, dual clip 3). Averaged over the tokens of a turn, this loss has the
-gradient of the authors' loss. Either the two roles share all weights, and only their prompts tell
-them apart, or each has a low-rank adapter. They learn together, or in turn for some steps each, as
-with the authors' `switch_agent`.
+(`trial.strategy = "turn"`; the texts of both prompts are in `mage_async/trials/prompts.py`). The
+advantage of both roles is GRPO's, of the score of the whole trial. The loss of a role is a mean
+over its turns and then over trials, with one clipped importance ratio for each turn (`gspo`, clip
+0.2, dual clip 3). Averaged over the tokens of a turn, this loss has the gradient of the authors'
+loss. Either the two roles share all weights, and only their prompts tell them apart, or each has a
+low-rank adapter. They learn together, or in turn for some steps each, as with the authors'
+`switch_agent`.
 """
 
 from collections.abc import Collection

@@ -32,8 +32,8 @@ from mage_async.trials.action_parser import outside_thinking
 from mage_async.trials.allowed_tokens import answer_restriction, json_form, tool_form
 from mage_async.trials.chat_format import Message as ChatMessage
 from mage_async.trials.chat_format import Tools
+from mage_async.trials.prompts import remark_lines
 from mage_async.trials.transcript import GrowingSegment
-from mage_async.trials.trial_config import remark_lines
 from mage_async.trials.trial_run import Counts, TrialStart, turn_seed
 
 MAX_LINEAGES = 256

@@ -23,7 +23,8 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_config import TrialConfig, prompts_for
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 from mage_services.actor.rollout import Planned, Stage, play_all, play_trial
 from mage_services.environments.call_runner import CallRunner

@@ -19,7 +19,8 @@ from mage_async.protocol.messages import Hello, Publication
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.trial_config import TrialConfig, prompts_for
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_config import TrialConfig
 from mage_services.actor.actor import Actor, receiving
 from mage_services.actor.rollout import Stage
 from mage_services.learner.coordinator import Coordinator

@@ -25,7 +25,8 @@ from mage_async.protocol.messages import (
 )
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_config import TrialConfig, prompts_for
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_config import TrialConfig
 from mage_services.actor.actor import Actor, receiving
 from mage_services.actor.rollout import Retries, Stage
 from mage_services.environments.call_runner import CallRunner

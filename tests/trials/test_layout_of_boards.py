@@ -4,7 +4,7 @@ import pytest
 
 from mage_async.environments.catalogue import load
 from mage_async.trajectory import Task
-from mage_async.trials.trial_config import prompts_for
+from mage_async.trials.prompts import prompts_for
 
 
 @pytest.mark.parametrize(("name", "rows"), [("sokoban", 6), ("minesweeper", 6), ("tictactoe", 3)])

@@ -9,8 +9,8 @@ from mage_async.config import config_file
 from mage_async.errors import ConfigError
 from mage_async.results.score import score
 from mage_async.trajectory import Kind, Task, Trial, Turn
+from mage_async.trials.prompts import prompts_for
 from mage_async.trials.scripted_play import scripted_trial
-from mage_async.trials.trial_config import prompts_for
 
 CONFIG = config_file.load(config_file.find(None), [])
 ENVIRONMENT = environment_of(CONFIG)
