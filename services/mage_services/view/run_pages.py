@@ -1,4 +1,4 @@
-"""Make the pages of a run as a whole.
+"""Make the list of all runs, and the pages of a run as a whole.
 
 Each function gathers the data of one page, in a thread, and fills the page's template. The frame
 around it has the title, the tabs and the links to other pages (`mage_async/pages/templating.py`).
@@ -7,6 +7,7 @@ around it has the title, the tabs and the links to other pages (`mage_async/page
 import itertools
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,11 +22,21 @@ from mage_async.doctor import Doctor, Finding
 from mage_async.environments.catalogue import names
 from mage_async.errors import RunError
 from mage_async.pages import curves, report
-from mage_async.pages.charts import ago, duration, figure, percent, signed, time_bars
+from mage_async.pages.charts import (
+    Chart,
+    Series,
+    ago,
+    duration,
+    figure,
+    line_chart,
+    percent,
+    signed,
+    time_bars,
+)
 from mage_async.pages.comparison import differences
 from mage_async.pages.report import Tile
 from mage_async.pages.tables import population_table
-from mage_async.pages.templating import fill
+from mage_async.pages.templating import Frame, fill, run_address
 from mage_async.results.dropped_bias import Selection
 from mage_async.results.progress import before_first_step
 from mage_async.results.run_directory import RunDirectory
@@ -35,9 +46,13 @@ from mage_services.processes.child_process import end_of_log
 from mage_services.processes.run_lock import is_held
 from mage_services.view.index import FileState, RunReader, file_state
 from mage_services.view.page_request import PageRequest
-from mage_services.view.run_watcher import history_of, state_of
+from mage_services.view.run_watcher import ListedRun, history_of, listed_run, state_of
 from mage_services.view.trial_pages import TrialFilter, group_rows
 
+MAX_DRAWN = 9
+"""Largest number of runs in a chart: the style sheet has this many line colours."""
+MAX_CHARTS = 6
+"""Largest number of charts, each of one environment, in the list of all runs."""
 MAX_POINTS = 120
 """Largest number of steps in a chart; of more steps, evenly spaced ones are drawn, so that each can
 be clicked.
@@ -48,6 +63,39 @@ MAX_RESTARTS = 5
 """Number of restarts of processes that the overview shows."""
 SHOWN_BYTES = 4000
 """Number of bytes at the end of each log that the page of processes shows."""
+
+
+def all_runs(found: Mapping[str, RunDirectory], frame: Frame) -> Markup:
+    """Return the list of all runs, with held-out curves of the newest ones: a chart for each
+    environment, because returns of different environments have different units.
+    """
+    runs = [listed_run(name, run) for name, run in found.items()]
+    runs.sort(key=lambda run: -run.changed)
+    drawn: dict[str, list[ListedRun]] = {}
+    for run in runs:
+        if run.curve:
+            drawn.setdefault(run.environment, []).append(run)
+    charts = [(name, _held_out(drawn[name][:MAX_DRAWN])) for name in [*drawn][:MAX_CHARTS]]
+    rows = [
+        (run, run_address(run.name), signed(run.curve[-1][1]) if run.curve else "") for run in runs
+    ]
+    return fill("runs.html", frame=frame, rows=rows, charts=charts)
+
+
+def _held_out(runs: Sequence[ListedRun]) -> Chart | None:
+    """Return the held-out curves of runs of one environment."""
+    series = [
+        Series(
+            run.name,
+            [(float(version), value) for version, value, _ in run.curve],
+            f"s{number}",  # the class of the style sheet that has the colour
+            [half for _, _, half in run.curve],
+            has_dots=True,
+        )
+        for number, run in enumerate(runs)
+    ]
+    described = "held-out return of the last episode against steps, by run"
+    return line_chart(series, described=described)
 
 
 def overview(request: PageRequest) -> Markup:

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -23,7 +23,6 @@ from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.pages.charts import Chart, Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
 from mage_async.results.run_directory import find_runs
 from mage_services.processes.child_process import ChildProcess, module_command
@@ -31,7 +30,7 @@ from mage_services.view import credit_process, index_process, run_pages, trial_p
 from mage_services.view.credit_process import CreditCache
 from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
-from mage_services.view.run_watcher import ListedRun, RunWatcher, listed_run
+from mage_services.view.run_watcher import RunWatcher
 
 # The server answers a request only if it is addressed to one of `OWN_NAMES`, does not come from
 # another site, and has the token in its path. A page of another site cannot read the token.
@@ -85,10 +84,6 @@ NUM_THREADS = 4
 """Number of threads in which pages are made."""
 KEEP_ALIVE_S = 15.0
 """Seconds after which an open page without changes receives a sign of life."""
-MAX_DRAWN = 9
-"""Largest number of runs in a chart: the style sheet has this many line colours."""
-MAX_CHARTS = 6
-"""Largest number of charts, each of one environment, in the list of all runs."""
 PAGES: dict[str, Callable[[PageRequest], Markup]] = {
     "": run_pages.overview,
     "step/{step}": trial_pages.step,
@@ -164,26 +159,8 @@ class Server:
         # A run in the folder "/" has the name "", which is no address, so it is listed.
         if len(runs) == 1 and (name := next(iter(runs))):
             raise web.HTTPFound(f"{self._base}{run_address(name)}")
-        changes_of_all = self._watcher.changes[""]
-        frame = Frame(self._base, "all runs", change=changes_of_all)
-        return await self._in_thread(partial(self._list, frame))
-
-    def _list(self, frame: Frame) -> Markup:
-        """Return the list of all runs, with held-out curves of the newest ones: a chart for each
-        environment, because returns of different environments have different units.
-        """
-        runs = [listed_run(name, run) for name, run in self._watcher.runs.items()]
-        runs.sort(key=lambda run: -run.changed)
-        drawn: dict[str, list[ListedRun]] = {}
-        for run in runs:
-            if run.curve:
-                drawn.setdefault(run.environment, []).append(run)
-        charts = [(name, _held_out(drawn[name][:MAX_DRAWN])) for name in [*drawn][:MAX_CHARTS]]
-        rows = [
-            (run, run_address(run.name), signed(run.curve[-1][1]) if run.curve else "")
-            for run in runs
-        ]
-        return fill("runs.html", frame=frame, rows=rows, charts=charts)
+        frame = Frame(self._base, "all runs", change=self._watcher.changes[""])
+        return await self._in_thread(partial(run_pages.all_runs, runs, frame))
 
     async def _page(
         self, make: Callable[[PageRequest], Markup], request: web.Request
@@ -236,22 +213,6 @@ class Server:
             return response
         finally:
             del self._watcher.listeners[queue]
-
-
-def _held_out(runs: Sequence[ListedRun]) -> Chart | None:
-    """Return the held-out curves of runs of one environment."""
-    series = [
-        Series(
-            run.name,
-            [(float(version), value) for version, value, _ in run.curve],
-            f"s{number}",  # the class of the style sheet that has the colour
-            [half for _, _, half in run.curve],
-            has_dots=True,
-        )
-        for number, run in enumerate(runs)
-    ]
-    described = "held-out return of the last episode against steps, by run"
-    return line_chart(series, described=described)
 
 
 def bound_socket(port: int) -> socket.socket:
