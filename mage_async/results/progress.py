@@ -27,6 +27,8 @@ FRESH_S = 30.0
 """If the lock of a run cannot be read, the run counts as alive for so many seconds after the last
 write of its files.
 """
+PACE_STEPS = 20
+"""Number of newest steps from which the remaining time is estimated."""
 MAX_NOTES_SHOWN = 10
 """Number of notes that `mage doctor` prints of a run without a step, the latest ones."""
 FIRST_STEPS = 10
@@ -327,6 +329,20 @@ def _dropped(progress: Progress) -> list[str]:
     of = f" of {progress.groups_ended:,}" if progress.groups_ended else ""
     place = f", {progress.drop_place}" if progress.drop_place else ""
     return [f"{sum(progress.dropped.values()):,}{of} groups dropped ({kinds}{place})"]
+
+
+def seconds_left(metrics: Sequence[Mapping[str, Any]], num_steps: int) -> float | None:
+    """Return the seconds until the last step at the pace of the newest ones; None before step 2.
+
+    Args:
+        metrics: those of steps, oldest first; some steps may be left out.
+        num_steps: number of steps of the run.
+    """
+    if len(metrics) < 2:
+        return None
+    first, last = metrics[-PACE_STEPS - 1 :][0], metrics[-1]
+    pace = (last["time_s"] - first["time_s"]) / (last["step"] - first["step"])
+    return float(pace * (num_steps - last["step"]))
 
 
 def time_in_words(number: float) -> str:

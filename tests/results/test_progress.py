@@ -17,6 +17,7 @@ from mage_async.results.progress import (
     before_first_step,
     drop_kind,
     dropped_by_kind,
+    seconds_left,
     sentence,
     time_in_words,
 )
@@ -425,3 +426,9 @@ def test_a_run_without_a_step_says_its_age_what_it_waits_for_and_its_notes() -> 
         "nothing is played yet: learner training",
     ]
     assert before_first_step({}, [], None, 0.0) == ["no process was started yet"]
+
+
+def test_the_time_left_goes_by_the_distance_of_steps_of_which_some_are_left_out() -> None:
+    steps = [{"step": 1, "time_s": 9.0}, {"step": 4, "time_s": 12.0}]
+    assert seconds_left(steps[:1], 10) is None
+    assert seconds_left(steps, 10) == 6.0

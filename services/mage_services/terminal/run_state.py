@@ -10,6 +10,7 @@ from mage_async.results.progress import (
     MAKE_ROOM,
     PLAYED_AGAIN,
     Progress,
+    seconds_left,
     sentence,
     time_in_words,
 )
@@ -18,8 +19,6 @@ Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
 WINDOW_S = 10.0
 """Seconds of the window over which `RunState.shares` takes the times of processes."""
-PACE_STEPS = 20
-"""Number of newest steps from which the remaining time is estimated."""
 MAX_STEPS_KEPT = 2000
 """Largest number of steps whose metrics are kept, the newest ones."""
 MAX_NOTES = 50
@@ -143,10 +142,8 @@ class RunState:
         """
         if self.phase == "warm start" and (done := self.warm_start["step"]):
             return float((now - self.phase_began) / done * max(0, self.warm_start["steps"] - done))
-        if self.phase == "training" and len(self.steps) > 1:
-            recent = list(self.steps)[-PACE_STEPS - 1 :]
-            taken = recent[-1]["time_s"] - recent[0]["time_s"]
-            return float(taken / (len(recent) - 1) * (self.config.learner.steps - self.step))
+        if self.phase == "training":
+            return seconds_left(list(self.steps), self.config.learner.steps)
         played, of = self.final_trials or (0, 0)
         if self.phase == "evaluating" and played:
             return (now - self.evaluation_began) / played * (of - played)

@@ -38,7 +38,7 @@ from mage_async.pages.report import Tile
 from mage_async.pages.tables import population_table
 from mage_async.pages.templating import Frame, fill, run_address
 from mage_async.results.dropped_bias import Selection
-from mage_async.results.progress import before_first_step
+from mage_async.results.progress import before_first_step, seconds_left
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import ENDED, RunRecords, last_line, read_document, read_lines
 from mage_async.results.summary import SETS
@@ -163,9 +163,7 @@ def _tiles(records: RunRecords, state: str) -> list[Tile]:
         return tiles
     last, steps = records.metrics[-1], records.config.learner.steps
     progress = f"step {last['step']} of {steps}"
-    if state == "running" and last["step"] < steps:
-        # The mean duration of a step so far, times the remaining steps.
-        left = last["time_s"] / max(1, last["step"]) * (steps - last["step"])
+    if state == "running" and (left := seconds_left(records.metrics, steps)):
         progress = f"about {duration(left)} left"
     last_return = signed(last["return_by_episode"][-1])
     tiles += [
