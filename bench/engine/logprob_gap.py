@@ -1,6 +1,6 @@
 """Measure how far learner and engine differ in log-probs if both compute in bfloat16.
 
-    python -m bench.engine.bfloat16 MODEL [--tokens 10000]        4 minutes of one core, 3 GB
+    python -m bench.engine.logprob_gap MODEL [--tokens 10000]        4 minutes of one core, 3 GB
 
 `MODEL` is a HuggingFace directory; the benchmark adds LoRA adapters of rank 16 with random values.
 Text of this repository's documentation, in sequences of 300 tokens, is scored
@@ -130,7 +130,7 @@ def main() -> int:
     for name, figures in gaps.items():
         print(f"{name:30} largest {figures['largest']:.2e}  mean {figures['mean']:.2e}")
     tokens = len(scores["float32"])
-    write_baseline("bfloat16", {"model": given.model.name, "tokens": tokens, "nats": gaps})
+    write_baseline("logprob_gap", {"model": given.model.name, "tokens": tokens, "nats": gaps})
     return 0
 
 
