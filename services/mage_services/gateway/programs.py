@@ -1,7 +1,8 @@
 """Load a user's programs that play the agent with a loop of their own, which calls the policy.
 
 Such a program is a function (`agent:module:function`), a command line (`agent:command`) or a server
-(`agent:url`).
+(`agent:url`). An episode of it is one call, which `mage_services/environments/call_runner.py` ends
+at its deadline.
 """
 
 import asyncio
