@@ -1,8 +1,8 @@
 """Simulate runs of up to 4,096 actors: how many can one learner serve, and how stale do groups
 become?
 
-    python -m bench.scale.admission [--actors 1 4 16 64 256 1024 4096] [--rules overtake slots]
-                                    [--bounds 2 4] [--add]
+    python -m bench.scale.many_actors [--actors 1 4 16 64 256 1024 4096] [--rules overtake slots]
+                                      [--bounds 2 4] [--add]
 
 Actors, training steps and publications take simulated time; every message goes through the real
 access control, decoder, coordinator and ledger, whose processor time is measured (not the socket's,
