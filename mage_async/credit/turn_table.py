@@ -63,7 +63,8 @@ class TurnTable:
     num_tokens: np.ndarray
     """int64: length of the completion"""
     num_sampled: np.ndarray
-    """int64: sampled tokens of the completion, which are those of the loss"""
+    """int64: sampled tokens of the completion, which are those of the loss; a training step sets 0
+    for turns that it does not train on"""
     memory: np.ndarray
     """int64: 1 if the trial's prompt holds strategies of earlier tasks, else 0"""
 

@@ -219,10 +219,12 @@ def trained_advantages(
         device: device that computes the advantages.
         kinds: what `trained_kinds` returns for the step.
     """
+    is_trained = np.isin(table.kind, [*kinds])
+    # A mean over tokens is one over the tokens of the loss.
+    table = replace(table, num_sampled=table.num_sampled * is_trained)
     advantages = batch_advantages(table, config, device)
     if config.learner.average == "token":
-        is_trained = [turn.kind in kinds for trial in trials for turn in trial.turns]
-        return advantages.where(torch.tensor(is_trained, device=advantages.device), 0.0)
+        return advantages.where(torch.from_numpy(is_trained).to(advantages.device), 0.0)
     weights = torch.from_numpy(loss_weights(trials, config.learner.average, kinds))
     return advantages * weights.to(advantages)
 

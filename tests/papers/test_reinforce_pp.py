@@ -8,8 +8,8 @@ from statistics import mean, pstdev
 
 from mage_async.config.schema import Transcript
 from mage_async.learning.advantages import turn_advantages
-from mage_async.learning.packing import credited
-from mage_async.trajectory import Group
+from mage_async.learning.packing import credited, trained_advantages
+from mage_async.trajectory import Group, Kind
 from tests.helpers.paper_trials import close, configured, drawn_rewards, trial_of
 
 GROUPS = [drawn_rewards(3, 1, 4), drawn_rewards(2, 2, 1, seed=11)]
@@ -47,3 +47,21 @@ def test_the_score_minus_the_groups_mean_is_normalised_over_the_tokens_of_the_ba
         for _ in own
     ]
     assert made == close(expected)
+
+
+def test_tokens_that_are_not_trained_have_no_part_in_the_normalisation():
+    config = configured("reinforce_pp_baseline")
+    advantages = [
+        trained_advantages(trials, credited([Group(0, 0, trials)], config), config, "cpu", kinds)
+        for num_notes, kinds in ((1, {Kind.ACT}), (100, {Kind.ACT}), (100, {*Kind}))
+        for trials in [
+            tuple(
+                trial_of(n, rewards, lengths=(2 + n, num_notes), kinds=(Kind.ACT, Kind.NOTES))
+                for n, rewards in enumerate(([1.0, 0.0], [0.0, 0.0]))
+            )
+        ]
+    ]
+    few, many, trained = (each.tolist() for each in advantages)
+    assert many == few
+    assert abs(2 * few[0] + 3 * few[2]) < 1e-6
+    assert trained != many
