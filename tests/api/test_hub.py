@@ -11,10 +11,12 @@ from huggingface_hub import HfApi
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError
+from mage_async.inference.chat_files import load_chat
 from mage_async.pages.report import verdict
 from mage_async.results.run_directory import RunDirectory
 from mage_services.api import hub
 from tests.helpers.pages import python_blocks
+from tests.helpers.random_models import save_text_model
 from tests.helpers.recorded_runs import unpack
 
 
@@ -57,6 +59,22 @@ def test_a_model_of_random_weights_has_no_base_whose_licence_is_unknown(
     loaded: dict[str, Any] = {}
     exec(code.replace("PLACE", str(tmp_path / "out")), loaded)
     assert loaded["model"].config.vocab_size >= len(loaded["tokenizer"]) > 10
+
+
+def test_a_published_model_names_the_token_with_which_its_template_ends_a_turn(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    config = config_file.load_recorded(run.config)
+    model, _ = hub.chosen_policy(run, config, "newest")
+    end = load_chat(save_text_model(model)).end_token
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    # As those of Qwen2.5's base models, whose template writes another token than they name.
+    (model / "generation_config.json").write_text('{"eos_token_id": 0, "top_k": 20}')
+    published(run, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written == {"eos_token_id": [0, end], "top_k": 20}
 
 
 def test_a_card_claims_adaptation_only_where_the_controls_show_it(

@@ -1,5 +1,6 @@
 """Publish a run's model as a HuggingFace folder, with a model card made from the run."""
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from mage_async import __version__
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError, first_line
+from mage_async.inference.chat_files import load_chat
 from mage_async.pages.report import verdict
 from mage_async.results.intervals import half_text
 from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
@@ -55,6 +57,7 @@ def write_folder(
     shutil.copytree(
         source, folder, ignore=shutil.ignore_patterns(*NOT_OF_MODEL), dirs_exist_ok=True
     )
+    _name_stop_tokens(folder)
     base = base_folder(run, config)
     hub_id = hub_id_of(base, config)
     if isinstance(config.policy, Pretrained) and not hub_id:
@@ -73,6 +76,17 @@ def write_folder(
     text = card(config, read_document(measured.summary), version, license_id, hub_id)
     (folder / "README.md").write_text(text, encoding="utf-8")
     return version
+
+
+def _name_stop_tokens(folder: Path) -> None:
+    """Write the tokens that end a turn into `generation_config.json`, where other programs look for
+    them: that of a base model may lack the token with which the template ends messages.
+    """
+    file, stops = folder / "generation_config.json", load_chat(folder).stop_tokens
+    generation = read_document(file)
+    named = generation.get("eos_token_id")
+    if not {*stops} <= ({*named} if isinstance(named, list) else {named}):
+        file.write_text(json.dumps(generation | {"eos_token_id": [*stops]}, indent=2) + "\n")
 
 
 def push(
