@@ -307,3 +307,5 @@ def test_a_program_that_is_not_ours_is_killed_with_its_parent_and_what_it_starte
         assert living_after(watched, PATIENCE_S) == set()
     assert subprocess.run(dying_with_parent(["sh", "-c", "exit 7"])).returncode == 7
     assert subprocess.run(dying_with_parent(["sh", "-c", "kill -9 $$"])).returncode == 128 + 9
+    ends_its_group = 'trap "exit 3" TERM; kill -TERM 0; exit 4'
+    assert subprocess.run(dying_with_parent(["sh", "-c", ends_its_group])).returncode == 3

@@ -76,11 +76,15 @@ _PR_SET_PDEATHSIG = 1
 _ASK_AND_EXECUTE = f"""
 import ctypes, os, signal, sys
 os.setpgid(0, 0)
-signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM.value})
+signal.signal(signal.SIGRTMAX, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGRTMAX.value})
 if os.getppid() == int(sys.argv[1]):
+    # What the other program sends to its process group, as `kill 0` does, is not for this one.
+    others = signal.valid_signals() - {{signal.SIGRTMAX}}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, others)
     child = os.fork()
     if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.execvp(sys.argv[2], sys.argv[2:])
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     sys.exit(code if code >= 0 else 128 - code)
