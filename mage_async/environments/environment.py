@@ -33,8 +33,9 @@ CallMode = Literal["at_once", "in_threads", "in_turn"]
 thread, one call at a time in the whole process, as an engine with global state needs.
 """
 
-_ROUNDING = 1e-9
-"""Tolerance of comparisons with the bounds on returns."""
+_ROUNDING = 1e-6
+"""Tolerance of comparisons with the bounds on returns, as a share of the larger one: that of sums
+in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,8 @@ class Facts:
         least, most = self.min_return, self.max_return
         if least is None or most is None:
             return True
-        return least - _ROUNDING <= earned <= most + _ROUNDING
+        tolerance = _ROUNDING * max(abs(least), abs(most))
+        return least - tolerance <= earned <= most + tolerance
 
     def is_won(self, rewards: Sequence[float]) -> bool:
         """Return whether an episode whose turns earned these rewards reached its goal or beat its
