@@ -191,8 +191,12 @@ def _difference_table(runs: RunsBySetting, base: Setting) -> Table | None:
         setting: {run.cell.seed: run.figures[RETURN] for run in same}
         for setting, same in runs.items()
     }
+    # Under "unbounded" several settings of `age_mask` have the same ages: `base`, if it is one, is
+    # their control.
     controls = {
-        setting.age_group: setting for setting in runs if setting.correction == base.correction
+        setting.age_group: setting
+        for setting in (*runs, base)
+        if setting.correction == base.correction
     }
     has_corrections = any(controls.get(each.age_group, each) != each for each in runs)
 

@@ -331,7 +331,8 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
         place=age,
         place_name=(bound_text or "no bound") + (f" + lag {lag}" if lag else ""),
         method=f"{rule}, {correction}",
-        age_group=f"{named_rule}{lag_text}",  # corrections do not change ages
+        # Corrections do not change ages, not even one whose bound is the setting's.
+        age_group=f"{rule if rule == 'unbounded' else named_rule}{lag_text}",
         correction=correction,
         allowed_age=None if rule == "unbounded" else age,
     )

@@ -82,7 +82,17 @@ def test_a_rule_without_a_bound_is_run_once_unless_its_correction_reads_it(tmp_p
         assert unreached_bounds_sentence([finished(cell.setting, 0)]) == ""
     (plain,) = (cell.setting for cell in ablation.configs if cell.name() == names[0])
     assert (plain.label, plain.place, plain.place_name) == ("unbounded, none", 4, "no bound")
-    assert plain.age_group == "unbounded"
+    assert {cell.setting.age_group for cell in ablation.configs} == {"unbounded"}
+
+    masked = ["--bounds", "1", "4", "--rules", "unbounded", "--corrections", "age_mask", "none"]
+    last = {1: 0.5, 4: 0.7}
+    runs = [
+        finished(cell.setting, 0, last[cell.setting.columns["bound"] or 4])
+        for cell in read_ablation([*masked, "--seeds", "0", "--run-dir", str(tmp_path)]).configs
+    ]
+    page = render_matrix(runs, num_cells=len(runs), title="quickstart")
+    row = page[page.rindex("unbounded, none", 0, page.index("What was done to tokens")) :]
+    assert re.findall(r"[+−]0\.\d+", row)[:2] == ["+0.200", "+0.200"]
 
 
 def test_the_help_names_the_control_and_a_correction_of_ones_own(capsys):
