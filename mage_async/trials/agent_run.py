@@ -282,7 +282,7 @@ class AgentRun:
         reward = value.outcome.reward
         facts = component_of(self._environment, self._task.member).facts
         # The 0 of a conversation that has outgrown its context may lie below `min_return`.
-        if not facts.allows(reward) and not self._session.length_error:
+        if not facts.allows(reward) and (reward or not self._session.length_error):
             wrong = (
                 f"must return a reward from min_return = {facts.min_return:g} to max_return = "
                 f"{facts.max_return:g}, got {reward:g}"

@@ -268,10 +268,18 @@ def test_a_conversation_that_outgrows_the_context_earns_nothing_and_is_kept(
     assert trial.num_cut_episodes == 2
     assert len(trial.turns) > 4
 
-    async def wrong(self: Any, *task: Any) -> float:
-        with pytest.raises(ValueError, match="context_length_exceeded"):
-            await run(self, *task)
-        return math.nan
+    bounds = {"min_return": -2.0, "max_return": -1.0}
+    (trial,) = played(tasks_of(run, **bounds), chat, engine, "trial.memory=none")
+    assert isinstance(trial, Trial), "0 for a full context may lie outside of the bounds"
+    for reward, wanted in (
+        (math.nan, "must return a finite reward, got nan"),
+        (-0.5, "must return a reward from min_return = -2 to"),
+    ):
 
-    (fault,) = played(tasks_of(wrong), chat, engine, "trial.memory=none")
-    assert "must return a finite reward, got nan" in str(fault), "a fault of the program"
+        async def wrong(self: Any, *task: Any, reward: float = reward) -> float:
+            with pytest.raises(ValueError, match="context_length_exceeded"):
+                await run(self, *task)
+            return reward
+
+        (fault,) = played(tasks_of(wrong, **bounds), chat, engine, "trial.memory=none")
+        assert wanted in str(fault), "a fault of the program"
