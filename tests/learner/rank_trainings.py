@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,10 @@ def on_ranks(
 
 
 def steps(training: Training, count: int = 3) -> list[dict[str, float]]:
-    return [training.trainer.step([sequence(each) for each in LENGTHS]) for _ in range(count)]
+    batch = [sequence(each) for each in LENGTHS]
+    if training.trainer.config.learner.kl:  # as under `learner.average = "trial"`
+        batch = [replace(each, weights=each.advantages.abs()) for each in batch]
+    return [training.trainer.step(batch) for _ in range(count)]
 
 
 def begun_checkpoint(training: Training) -> "Future[Path]":

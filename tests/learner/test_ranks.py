@@ -84,7 +84,7 @@ def test_every_correction_is_that_of_one_process(
 @pytest.mark.parametrize(
     "changes",
     [
-        ["learner.kl=0.1"],
+        ["learner.kl=5.0"],
         ["learner.max_tokens_per_microbatch=60", "engine.max_tokens=60"],
         ["learner.shared_opening=true", "learner.activation_checkpointing=true"],
         ["learner.minibatches=7"],  # of one sequence each, so that a rank has none
