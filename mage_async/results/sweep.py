@@ -556,12 +556,15 @@ class Matrix:
         return len(file.read_text().splitlines()) if file.is_file() else 0
 
     def finished_runs(self) -> list[FinishedRun]:
-        """Read the runs that are done.
+        """Read the runs that are done, setting by setting, in the order of the command.
 
         Raises:
             RunError: a file of a run is damaged.
         """
-        runs = [(cell, self.run_of(cell)) for cell in self.configs]
+        # In `configs` the cells of a seed come before those of the next one.
+        settings = [cell.setting for cell in self.configs]
+        cells = sorted(self.configs, key=lambda cell: settings.index(cell.setting))
+        runs = [(cell, self.run_of(cell)) for cell in cells]
         return [read_cell(cell, run) for cell, run in runs if is_done(run)]
 
 

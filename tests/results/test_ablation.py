@@ -10,6 +10,7 @@ import pytest
 from mage_async.errors import ConfigError
 from mage_async.pages.comparison import compare, read_run
 from mage_async.pages.sweep import render_matrix
+from mage_async.results import sweep
 from mage_async.results.intervals import interval, paired, standard_error
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
@@ -254,6 +255,16 @@ def test_a_correction_is_compared_with_the_first_one_of_the_command_at_the_same_
     assert "minus ppo at the same ages" in page
     row = page[page.rindex("slots 0, decoupled", 0, page.index("What was done to tokens")) :]
     assert re.findall(r"[+−]0\.\d+", row)[:2] == ["+0.250", "+0.050"]
+
+
+def test_the_first_setting_is_the_control_if_any_of_its_runs_is_done(monkeypatch):
+    command = ["--rules", "slots", "--corrections", "ppo", "decoupled", "--bounds", "8"]
+    ablation = read_ablation([*command, "--seeds", "0", "1"])
+    failed = next(iter(ablation.configs))
+    monkeypatch.setattr(sweep, "is_done", lambda run: run != ablation.run_of(failed))
+    monkeypatch.setattr(sweep, "read_cell", lambda cell, run: finished(cell.setting, cell.seed))
+    page = render_matrix(ablation.finished_runs(), num_cells=4, title="quickstart")
+    assert "of “slots 8, ppo”, the first one of the command with a finished run, seed" in page
 
 
 def test_the_page_names_the_versions_of_the_runs_and_says_if_they_differ(make_run, tmp_path):
