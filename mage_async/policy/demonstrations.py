@@ -456,7 +456,7 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
     tokens: Sequence[int]
     content = _content(row, where)
     if isinstance(content, str):
-        tokens = chat.encode(content)
+        tokens = chat.encode(content, is_first=True)
         is_own = [True] * len(tokens)
     else:
         try:

@@ -146,11 +146,14 @@ class ChatFormat:
         is_open = "<think>" in self._tail.rpartition("</think>")[2]
         return "<think>" if is_open and completion.finish == "length" else ""
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of the program's own text, which follows other text: special tokens are
-        recognised, none is added.
+    def encode(self, text: str, *, is_first: bool = False) -> tuple[int, ...]:
+        """Return the ids of the program's own text: special tokens are recognised, none is added.
+
+        Args:
+            is_first: whether nothing is before the text; otherwise it follows other text.
         """
-        return self._tokenize(text).ids
+        found = self._tokenize(text)
+        return found.first if is_first and found.first is not None else found.ids
 
     def encode_data(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text as data: none of them is a special token."""

@@ -47,6 +47,7 @@ from mage_async.user_modules import cache_folder
 from mage_services.api.start_to_report import check_start
 from mage_services.learner.resume import _alone
 from mage_services.processes import run_lock
+from tests.helpers.random_models import SPACE_SCHEMES, save_spaced_chat
 
 if TYPE_CHECKING:
     from mage_async.policy.warm_start import Progress
@@ -529,6 +530,15 @@ def test_what_the_assistant_says_is_cloned_and_a_text_whole(
     )
     assert set(text.weights) == {1.0}
     assert len(read_examples(str(file), tiny_chat, 5)[0].tokens) == 5
+
+
+@pytest.mark.parametrize("scheme", SPACE_SCHEMES)
+def test_a_text_is_cloned_with_the_ids_of_the_whole_string(tmp_path: Path, scheme: str) -> None:
+    template = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+    tokenizer = save_spaced_chat(tmp_path, scheme, template)
+    file = data_set(tmp_path, {"text": "[INST] 7"})
+    (text,) = read_examples(str(file), load_chat(tmp_path), 100)
+    assert text.tokens.tolist() == tokenizer.encode("[INST] 7", add_special_tokens=False).ids
 
 
 @pytest.fixture
