@@ -60,7 +60,7 @@ class Task:
         is_mix = self.environment == MIX
         return self.environment, self.member.partition("/")[0] if is_mix else ""
 
-    def across(self) -> "Task":
+    def from_other_seat(self) -> "Task":
         """Return the same task from the other of two seats."""
         return replace(self, seat=1 - self.seat)
 

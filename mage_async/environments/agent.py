@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.environments.environment import Outcome, is_finite
-from mage_async.environments.user_calls import Answered, Call, Callee, Method, Request
+from mage_async.environments.user_calls import Call, Callee, Method, MethodResult, Request
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.errors import CallFault, RunError
 from mage_async.trajectory import Task
@@ -93,7 +93,7 @@ class AgentProgram(Callee):
     def perform(self, request: Request) -> Any:
         """Run the program; see `Callee.perform`."""
         if request.method == "close":
-            return Answered()
+            return MethodResult()
         session = self.session
         given = (self.value, request.episode, request.seed, session.base_url, session.api_key)
         # Every call but `close` is a `reset`; see `AgentTasks.call`.
@@ -105,7 +105,7 @@ class AgentProgram(Callee):
             reward = self._zero_if_full()
         return _answered(request, reward)
 
-    async def _perform_async(self, request: Request, given: tuple[Any, ...]) -> Answered:
+    async def _perform_async(self, request: Request, given: tuple[Any, ...]) -> MethodResult:
         """Run a program whose `run` is a coroutine function."""
         try:
             running: Any = self.run(*given)
@@ -125,12 +125,12 @@ class AgentProgram(Callee):
         return 0.0
 
 
-def _answered(request: Request, value: Any) -> Answered:
+def _answered(request: Request, value: Any) -> MethodResult:
     """Return the outcome of an episode; raise a `CallFault` if the reward is not finite."""
     if not is_finite(value):
         wrong = f"must return a finite reward, got {value!r:.60}"
         raise CallFault(f"{request.place} {wrong}", mistake=wrong)
-    return Answered(Outcome("", float(value), is_done=True))
+    return MethodResult(Outcome("", float(value), is_done=True))
 
 
 class AgentTasks(ResetStep):

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeGuard
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment, Outcome, Script, is_finite
 from mage_async.environments.user_calls import (
-    Answered,
     Call,
+    MethodResult,
     SlowPlay,
     WholePlay,
     as_config_error,
@@ -354,18 +354,20 @@ def check_vocabulary(name: str, environment: Environment, steps: Sequence[tuple[
 
 
 class Listener:
-    """Note what a user's class says in the trials of a check; see `ResetStep.listener`.
+    """Note undeclared words and ended episodes of a user's class in the trials of a check; see
+    `ResetStep.listener`.
 
     Args:
         writes_words: Whether legal actions must consist of the class's words too, as for a policy
             whose tokens they are.
-        go_on: Called after each call; it may raise an exception, which ends the trial.
+        after_call: Called after each call; it may raise an exception, which ends the trial.
     """
 
     def __init__(
-        self, environment: ResetStep, *, writes_words: bool, go_on: Callable[[], None]
+        self, environment: ResetStep, *, writes_words: bool, after_call: Callable[[], None]
     ) -> None:
-        self._environment, self._writes_words, self._go_on = environment, writes_words, go_on
+        self._environment, self._writes_words = environment, writes_words
+        self._after_call = after_call
         self._known = set(environment.facts.words)
         self.num_ended = 0
         """Number of episodes that the class itself has ended."""
@@ -373,14 +375,14 @@ class Listener:
         """Calls in words, each with a text of words that the class does not declare. A text is
         noted if such a word in it is new."""
 
-    def __call__(self, call: Call, answered: Answered) -> None:
+    def __call__(self, call: Call, answered: MethodResult) -> None:
         """Note the result of a call."""
         self.num_ended += answered.outcome.is_done
         if not self._environment.facts.has_open_text:
             self._note(call, "", answered.outcome.observation)
             for action in (answered.legal_actions or ()) if self._writes_words else ():
                 self._note(call, ", legal_actions", action)
-        self._go_on()
+        self._after_call()
 
     def _note(self, call: Call, what: str, text: str) -> None:
         """Note a text if it has a new word that the class does not declare."""

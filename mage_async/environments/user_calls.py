@@ -5,9 +5,9 @@ makes the call, in a thread, as a coroutine or in a worker process, and passes t
 environments make no calls (`called = "at_once"`): the trial calls them directly.
 
 The process that makes a call also reads and checks the attributes of the user's object, because a
-property may be slow too. The result (`Answered`) is plain data, which can cross to another process.
-A class that implements the whole protocol is an exception: the trial reads its legal actions and
-its random source from the play itself (`WholePlay`).
+property may be slow too. The result (`MethodResult`) is plain data, which can be sent to another
+process. A class that implements the whole protocol is an exception: the trial reads its legal
+actions and its random source from the play itself (`WholePlay`).
 """
 
 import math
@@ -64,7 +64,7 @@ class Request(msgspec.Struct, frozen=True):
     action: str = ""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class MethodResult(msgspec.Struct, frozen=True):
     """Hold the result of a call, with the state of the called object after it."""
 
     outcome: Outcome = PENDING
@@ -110,7 +110,7 @@ class Callee:
         return method
 
     def perform(self, request: Request) -> Any:
-        """Make a call, and return its `Answered`; a coroutine of it if the method is async.
+        """Make a call, and return its `MethodResult`; a coroutine of it if the method is async.
 
         Raises:
             CallFault: the value does not follow the protocol.
@@ -152,10 +152,10 @@ class UserPlay(Callee):
         """Return the name in the protocol, which has no `close`."""
         return {"reset": "begin", "step": "act", "close": ""}[method]
 
-    def perform(self, request: Request) -> Answered:
+    def perform(self, request: Request) -> MethodResult:
         """Make a call; see `Callee.perform`."""
         if request.method == "close":
-            return Answered()
+            return MethodResult()
         if request.method == "reset":
             play = self._begin()
             if missing := [each for each in _PLAY if not hasattr(play, each)]:
@@ -165,11 +165,11 @@ class UserPlay(Callee):
                     f"{' and '.join(missing)}"
                 )
             self._play = play
-            return Answered(Outcome(play.observation, 0.0), play.anchor)
+            return MethodResult(Outcome(play.observation, 0.0), play.anchor)
         outcome = self.play.act(request.action)
         if not isinstance(outcome, Outcome):
             raise CallFault(f"{request.place} must be an `Outcome`, got {_kind(outcome)}")
-        return Answered(outcome, None if outcome.is_done else self.play.anchor)
+        return MethodResult(outcome, None if outcome.is_done else self.play.anchor)
 
 
 def _kind(value: object) -> str:
@@ -190,7 +190,7 @@ def _is_named(error: BaseException, names: Sequence[str]) -> bool:
     return any(kind.__name__ in names for kind in type(error).__mro__)
 
 
-Take = Callable[[Answered], Outcome | None]
+Take = Callable[[MethodResult], Outcome | None]
 """Receives the result of a call; returns the outcome if the call was a step, else None."""
 
 
@@ -323,7 +323,7 @@ class SlowPlay(Play):
         self._where = f"{name}, task {task.member}, seed {task.seed}, episode {episode + 1}"
         self._request_fields = seed, task.member, episode
         """Fields that all requests of the episode share."""
-        self._last_answer, self._observation, self._num_turns = Answered(), "", 0
+        self._last_answer, self._observation, self._num_turns = MethodResult(), "", 0
         """Result of the latest call, first observation, and number of steps so far."""
         self.is_done = self._is_begun = self._is_closed = False
         self._call: Call | None = self._make_call("reset", self._begun)
@@ -362,11 +362,11 @@ class SlowPlay(Play):
         place = f"{self._where}{turn}: {self._callee.method_name(method)}({shown})"
         return Call(self._callee, Request(method, place, *self._request_fields, action), take)
 
-    def _begun(self, answered: Answered) -> None:
+    def _begun(self, answered: MethodResult) -> None:
         """Take the result of `reset`."""
         self._last_answer, self._observation = answered, answered.outcome.observation
 
-    def _stepped(self, action: str, answered: Answered) -> Outcome:
+    def _stepped(self, action: str, answered: MethodResult) -> Outcome:
         """Take the result of a step; return its outcome."""
         self._last_answer = answered
         self.is_done = answered.outcome.is_done or self._num_turns == self._max_turns

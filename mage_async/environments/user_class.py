@@ -36,10 +36,10 @@ from mage_async.environments.environment import (
 )
 from mage_async.environments.legal_pattern import matching_texts, pattern_fault
 from mage_async.environments.user_calls import (
-    Answered,
     Call,
     Callee,
     Method,
+    MethodResult,
     Origin,
     Request,
     SlowPlay,
@@ -157,11 +157,11 @@ class ResetStepPlay(SlowPlay):
         self.history.append((action, refusal))
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
 
-    def _begun(self, answered: Answered) -> None:
+    def _begun(self, answered: MethodResult) -> None:
         super()._begun(answered)
         self._check_can_go_on()
 
-    def _stepped(self, action: str, answered: Answered) -> Outcome:
+    def _stepped(self, action: str, answered: MethodResult) -> Outcome:
         self.history.append((action, answered.outcome.observation))
         outcome = super()._stepped(action, answered)
         self._check_can_go_on()
@@ -197,7 +197,7 @@ class ResetStepPlay(SlowPlay):
 
 
 def _show_and_take(
-    listener: Callable[[Call, Answered], None], call: Call, answered: Answered
+    listener: Callable[[Call, MethodResult], None], call: Call, answered: MethodResult
 ) -> Outcome | None:
     """Show a call and its result to a listener, and hand the result to the play."""
     listener(call, answered)
@@ -246,7 +246,7 @@ class UserObject(Callee):
             self._close_unless_async()
         return self._checked_answer(request, value)
 
-    async def _perform_async(self, request: Request) -> Answered:
+    async def _perform_async(self, request: Request) -> MethodResult:
         """Make a call whose method is a coroutine function."""
         try:
             value = await _awaited(self._call(request))
@@ -311,10 +311,10 @@ class UserObject(Callee):
             return None
         return own.close()
 
-    def _checked_answer(self, request: Request, value: Any) -> Answered:
+    def _checked_answer(self, request: Request, value: Any) -> MethodResult:
         """Check the result of a method, and convert it to plain data."""
         if request.method == "close":
-            return Answered()
+            return MethodResult()
         try:
             return self._converted(request, value)
         except CallFault as fault:
@@ -322,7 +322,7 @@ class UserObject(Callee):
             wrong = str(fault).removeprefix(request.place).strip()
             raise CallFault(f"{fault}{line}", fault.kind, wrong) from fault
 
-    def _converted(self, request: Request, value: Any) -> Answered:
+    def _converted(self, request: Request, value: Any) -> MethodResult:
         """Convert the result of `reset` or `step` to plain data.
 
         Raises:
@@ -340,7 +340,7 @@ class UserObject(Callee):
         text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
         anchor = None if is_done else self._optional("anchor")
         self._last_legal = None if is_done else self._legal_actions(request.place)
-        return Answered(
+        return MethodResult(
             Outcome(observation, reward, is_valid, is_done, tool_answers, text),
             None if anchor is None else in_utf8(str(anchor)),
             self._last_legal,
@@ -607,7 +607,7 @@ class ResetStep(Environment):
     ) -> None:
         self.kind, self.options, self.origin = kind, options, origin
         self.make = partial(kind, **options)
-        self.listener: Callable[[Call, Answered], None] | None = None
+        self.listener: Callable[[Call, MethodResult], None] | None = None
         """Called with each call of a trial that has returned, and its result."""
         declared = partial(getattr, kind)
         reset = declared("reset", None)

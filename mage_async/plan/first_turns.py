@@ -24,7 +24,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_async.learning.trainer import trainer_of
 from mage_async.methods.method import overriding
 from mage_async.plan.forecast import Pace
-from mage_async.plan.update_memory import Batch, made_up
+from mage_async.plan.update_memory import Batch, random_segments
 from mage_async.policy.demonstrations import LATE_S, InTime, scripted_play
 from mage_async.policy.load import check_trainable, load_frozen_policies
 from mage_async.policy.lora import load_trained
@@ -190,7 +190,7 @@ def _with_training(
     vocabulary = trainer.model.config.vocab_size
     most = pace.trials_of_microbatch(config)
     lengths = [pace.trial_tokens] * most
-    trials = made_up(lengths, Batch(most, pace.trial_tokens, sampled), vocabulary)
+    trials = random_segments(lengths, Batch(most, pace.trial_tokens, sampled), vocabulary)
     opening = trials[0].tokens[: pace.opening_tokens]
     for trial in trials:
         trial.tokens[: pace.opening_tokens] = opening

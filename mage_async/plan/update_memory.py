@@ -219,7 +219,9 @@ class Batch:
         return [self.tokens] * whole + [rest] * (rest > 1)
 
 
-def made_up(lengths: Sequence[int], batch: Batch, vocabulary: int) -> list[TrainingSequence]:
+def random_segments(
+    lengths: Sequence[int], batch: Batch, vocabulary: int
+) -> list[TrainingSequence]:
     """Return segments of random tokens, each with one turn whose tokens are spread evenly.
 
     Args:
@@ -270,7 +272,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
         PolicyError: the policy has no layers for its adapters.
     """
     lengths = batch.micro_batch_lengths(config)
-    segments = made_up(lengths, batch, shape.config.vocab_size)
+    segments = random_segments(lengths, batch, shape.config.vocab_size)
     # Bytes of logits computed at once; 0 leaves the choice to the kernels, as on a CPU.
     chunk = 0 if config.learner.device == "cpu" else PLANNED_CHUNK_BYTES
     trace, mode = Trace(shape.config.vocab_size), FakeTensorMode(allow_non_fake_inputs=True)

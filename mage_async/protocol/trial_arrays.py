@@ -123,8 +123,8 @@ class EpisodeResult:
 class SeatHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Hold the fields of a trial that differ between the two seats of one play, without its arrays.
 
-    The trial of the other seat has the same task with the other seat (`Task.across`) and an index
-    that is larger by one. Its tokens follow those of the first trial in the same arrays.
+    The trial of the other seat has the same task from the other seat (`Task.from_other_seat`) and
+    an index that is larger by one. Its tokens follow those of the first trial in the same arrays.
     """
 
     num_tokens: tuple[Size, ...]
@@ -169,14 +169,14 @@ class TrialHeader(SeatHeader, kw_only=True, tag="TrialResult"):
         own = msgspec.structs.replace(self, other=None)
         return own, msgspec.structs.replace(
             own,
-            task=self.task.across(),
+            task=self.task.from_other_seat(),
             index=self.index + 1,
             **msgspec.structs.asdict(self.other),
         )
 
     def with_other(self, header: "TrialHeader") -> "TrialHeader":
         """Return this header together with that of the other seat's trial."""
-        across = (self.task.across(), self.index + 1, self.num_episodes)
+        across = (self.task.from_other_seat(), self.index + 1, self.num_episodes)
         assert (header.task, header.index, header.num_episodes) == across, "another play's trial"
         own = {name: getattr(header, name) for name in SeatHeader.__struct_fields__}
         return msgspec.structs.replace(self, other=SeatHeader(**own))

@@ -226,4 +226,4 @@ def own_task(task: Task, index: int) -> Task:
     if MIXED in task.member:
         members = task.member.split(MIXED)
         return replace(task, member=members[index % len(members)])
-    return task.across() if index % num_seats(task.member) else task
+    return task.from_other_seat() if index % num_seats(task.member) else task

@@ -25,7 +25,7 @@ from mage_async.environments.agent import AgentTasks, Session
 from mage_async.environments.legal_pattern import regex_form
 from mage_async.environments.mix import component_of, component_task
 from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
-from mage_async.environments.user_calls import Answered, Call
+from mage_async.environments.user_calls import Call, MethodResult
 from mage_async.errors import CallFault, ContextFull, RunError
 from mage_async.trajectory import FinishedEpisodes, Kind, Trial, Turn
 from mage_async.trials.action_parser import outside_thinking
@@ -247,7 +247,7 @@ class AgentRun:
         self.is_playing = True
         return self._call
 
-    def answer(self, value: Answered) -> None:
+    def answer(self, value: MethodResult) -> None:
         """Receive the result of the program, which ends the episode.
 
         Args:

@@ -310,7 +310,10 @@ class TwoMemoriesRun(TwoSidedRun):
         """The side of the last prompt."""
         # In self-play this side is the group's next trial: the same task from the other seat.
         own = replace(
-            start, task=start.task.across(), index=start.index + 1, name=f"{start.name}.across"
+            start,
+            task=start.task.from_other_seat(),
+            index=start.index + 1,
+            name=f"{start.name}.across",
         )
         if self._version is not None:
             own_config = replace(start.config.with_guidance(None), stops_on_success=False)

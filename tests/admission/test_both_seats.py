@@ -35,7 +35,7 @@ from tests.helpers.populations import trial
 def seat(index: int, *rewards: float) -> Trial:
     """A trial of a group; every second one is from across the table."""
     own = trial(ITSELF, list(rewards), index)
-    return replace(own, task=own.task.across()) if index % 2 else own
+    return replace(own, task=own.task.from_other_seat()) if index % 2 else own
 
 
 def pair(index: int, epoch: int = 0) -> TrialResult:

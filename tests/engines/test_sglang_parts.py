@@ -164,7 +164,7 @@ def test_versions_are_known_in_one_of_three_ways(
 
 @pytest.mark.parametrize("found", ["0.5.12", "0.5.12.post1", "0.5.20", "0.5.23", "0.5.17+cpu"])
 def test_a_known_version_is_taken(found: str) -> None:
-    arguments.check(found)
+    arguments.check_version(found)
 
 
 @pytest.mark.parametrize("found", ["0.5.11", "0.5.24", "0.6.0", "0.5.9.post1", "nonsense"])
@@ -172,7 +172,7 @@ def test_another_version_says_what_is_supported(found: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"SGLang {found} is installed, and 0\.5\.12 to 0\.5\.23"
     ):
-        arguments.check(found)
+        arguments.check_version(found)
 
 
 def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:

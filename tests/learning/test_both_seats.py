@@ -17,7 +17,7 @@ from tests.helpers.populations import trial
 def seats(index: int, reward: float) -> list[Trial]:
     """Both seats of a play of one episode with one action each; what one wins the other loses."""
     one, other = trial(ITSELF, [reward], index), trial(ITSELF, [-reward], index + 1)
-    return [one, replace(other, task=other.task.across())]
+    return [one, replace(other, task=other.task.from_other_seat())]
 
 
 def test_each_seat_is_compared_with_itself_alone() -> None:

@@ -9,7 +9,7 @@ from mage_async.config.schema import Config
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
-from mage_async.plan.update_memory import Batch, Trace, made_up, update_of
+from mage_async.plan.update_memory import Batch, Trace, random_segments, update_of
 from mage_async.policy.lora import add_adapters
 
 SMALL = ("admission.groups_per_step=2", "learner.minibatches=1", "policy.layers=3")
@@ -52,7 +52,7 @@ def test_a_batch_holds_the_tokens_of_actions_strategies_reflections_and_notes(
 def seen_on_real_tensors(config: Config) -> tuple[int, float]:
     """Peak bytes and operations of the second update of a real learner."""
     shape, batch = shape_of(config), Batch.of(config)
-    segments = made_up(batch.micro_batch_lengths(config), batch, shape.config.vocab_size)
+    segments = random_segments(batch.micro_batch_lengths(config), batch, shape.config.vocab_size)
     with Trace(shape.config.vocab_size) as trace:
         dtype = getattr(torch, config.policy.dtype)
         model = AutoModelForCausalLM.from_config(
@@ -84,7 +84,7 @@ def test_peak_and_operations_are_those_of_a_real_update(changes: tuple[str, ...]
 def test_the_planned_micro_batch_is_as_full_as_shorter_trials_make_one() -> None:
     config, batch = small("learner.max_tokens_per_microbatch=400"), Batch(8, 160, 40)
     assert batch.micro_batch_lengths(config) == [160, 160, 80]
-    assert [each.places.size for each in made_up([160, 80], batch, 9)] == [40, 20]
+    assert [each.places.size for each in random_segments([160, 80], batch, 9)] == [40, 20]
     assert batch.micro_batch_lengths(small("learner.max_tokens_per_microbatch=4000")) == [160] * 8
     assert batch.micro_batch_lengths(small()) == [160] * 8
 

@@ -65,7 +65,7 @@ def test_both_seats_are_trials_of_the_same_play(
         task = Task(name, ITSELF, seed, made(name).seats()[seed % len(made(name).seats())])
         trials, asked, _ = play(task, chat, rules(name, chat, **changes), index=4)
         one, other = trials
-        assert (one.task, other.task) == (task, task.across())
+        assert (one.task, other.task) == (task, task.from_other_seat())
         assert (one.index, other.index) == (4, 5)
         assert all(prompt.rival is None for prompt in asked)
         assert len(one.turns) + len(other.turns) == len(asked)

@@ -20,7 +20,7 @@ from tests.view.conftest import build
 
 def play(grant: int, index: int) -> TrialResult:
     one, other = trial(ITSELF, [1.0, -2.0], index), trial(ITSELF, [-1.0, 2.0], index + 1)
-    return TrialResult(grant, 0, one, other=replace(other, task=other.task.across()))
+    return TrialResult(grant, 0, one, other=replace(other, task=other.task.from_other_seat()))
 
 
 def journal(folder: Path, *records: Record) -> RunDirectory:

@@ -27,7 +27,7 @@ from mage_async.environments.rehearsal import (
     rehearsal,
     whole_rehearsal,
 )
-from mage_async.environments.user_calls import Answered, Call
+from mage_async.environments.user_calls import Call, MethodResult
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault, NoRoom
 from mage_async.inference.chat_files import load_chat
@@ -219,7 +219,7 @@ class _LegalActions:
                 save_tokenizer(tokenizer, Path(folder))
                 self._chat = load_chat(Path(folder))
 
-    def check(self, place: str, answered: Answered) -> None:
+    def check(self, place: str, answered: MethodResult) -> None:
         """Check the actions that a class lists after a call.
 
         Raises:
@@ -249,7 +249,7 @@ class _Progress:
         self._workers, self.deadline_s, self._say, self._num_calls = workers, deadline_s, say, 0
         self._said_at = time.monotonic()
 
-    async def perform(self, call: Call) -> Answered:
+    async def perform(self, call: Call) -> MethodResult:
         """Make a call and return its result. Cancellation abandons the call."""
         began = time.monotonic()
         performing = asyncio.ensure_future(self._workers.perform(call))

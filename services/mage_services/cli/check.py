@@ -244,10 +244,10 @@ class _Play:
         if isinstance(environment, ResetStep):
             is_tiny = isinstance(config.policy, Tiny)
             self._name, self._environment = name, environment
-            self._listener = Listener(environment, writes_words=is_tiny, go_on=self.go_on)
+            self._listener = Listener(environment, writes_words=is_tiny, after_call=self.check_time)
             environment.listener = self._listener
 
-    def go_on(self) -> None:
+    def check_time(self) -> None:
         """Raise an `_OutOfTime` if the check has used its time."""
         if time.monotonic() > self.ends_at:
             raise _OutOfTime(f"the trials of this check have used their {TOTAL_S:g} s")
@@ -290,7 +290,7 @@ class _Play:
                 found.append(item)
                 if time.monotonic() - began > BUDGET_S and len(found) >= FEWEST:
                     break
-                self.go_on()
+                self.check_time()
         except (EnvironmentFault, _OutOfTime) as fault:
             if not found:
                 raise
@@ -472,7 +472,7 @@ def _print_trials(
     print("return per unit by episode, on training tasks:")
     if found is not None:
         _print_returns(play, "random", environment, found)
-        _print_what_is_odd(play, environment, found)
+        _print_oddities(play, environment, found)
     name = "script"
     player: Player | None = own_script
     if environment.script(random.Random(0)) is None:
@@ -583,7 +583,7 @@ def _earned(trials: list[Any]) -> list[float]:
     return [reward for trial in trials for reward in trial.episode_rewards()]
 
 
-def _print_what_is_odd(play: _Play, environment: "Environment", trials: list[Any]) -> None:
+def _print_oddities(play: _Play, environment: "Environment", trials: list[Any]) -> None:
     """Print what is odd about trials of random play: rewards that are rare or always the same, and
     episodes that never end by themselves.
     """

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.agent import AgentProgram
-from mage_async.environments.user_calls import Answered, Call, Callee, Request
+from mage_async.environments.user_calls import Call, Callee, MethodResult, Request
 from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, NoRoom
 from mage_services.environments.worker_pool import WorkerPool
@@ -355,7 +355,7 @@ class CallRunner:
         self._coroutines: CoroutineThread | None = None
         self._background: set[asyncio.Task[object]] = set()
 
-    async def perform(self, call: Call) -> Answered:
+    async def perform(self, call: Call) -> MethodResult:
         """Make a call, and return its result. Cancellation abandons the call: a coroutine is
         cancelled, and a thread goes on by itself until it returns.
 
@@ -419,7 +419,7 @@ class CallRunner:
         if "gateway" in vars(self):
             await self.gateway.close()
 
-    async def _within_deadline(self, call: Call) -> Answered:
+    async def _within_deadline(self, call: Call) -> MethodResult:
         """Make a call within the deadline, which starts when the call has its turn."""
         pool, callee = self._pool, call.callee
         if pool is not None and isinstance(callee, UserObject):
@@ -549,7 +549,7 @@ class CallRunner:
             f"they are slow, {cure}"
         )
 
-    async def _call_here(self, call: Call) -> Answered:
+    async def _call_here(self, call: Call) -> MethodResult:
         """Make a call in this process, and return its result.
 
         Raises:
@@ -558,7 +558,7 @@ class CallRunner:
         result = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
         if result.error is not None:
             raise call.fault(result.error) from result.error
-        answered: Answered = result.value
+        answered: MethodResult = result.value
         return answered
 
     async def _leave_blocked_loop(self, coroutines: CoroutineThread) -> None:

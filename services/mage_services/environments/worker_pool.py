@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from mage_async.environments.catalogue import load
-from mage_async.environments.user_calls import Answered, Call, Request
+from mage_async.environments.user_calls import Call, MethodResult, Request
 from mage_async.environments.user_class import ResetStep, UserObject
 from mage_async.errors import CallFault, MageError, NoRoom, WireError, error_text
 from mage_async.protocol.messages import Fields
@@ -78,7 +78,7 @@ class Made(Fields):
     """Return the result of a call, by the number of its `Make`."""
 
     number: int
-    answered: Answered
+    answered: MethodResult
 
 
 class Failed(Fields):
@@ -285,7 +285,7 @@ class WorkerPool:
             self._say(text)
         self._sources |= now
 
-    async def perform(self, user_object: UserObject, request: Request) -> Answered:
+    async def perform(self, user_object: UserObject, request: Request) -> MethodResult:
         """Make a call. Cancellation abandons the call.
 
         Raises:
@@ -293,7 +293,7 @@ class WorkerPool:
         """
         episode = self._episodes.get(user_object)
         if episode is None:
-            return Answered()  # closed before its first call, or never begun
+            return MethodResult()  # closed before its first call, or never begun
         if request.method == "close":
             del self._episodes[user_object]
         try:
@@ -306,10 +306,10 @@ class WorkerPool:
 
     async def _perform(
         self, episode: _Episode, user_object: UserObject, request: Request
-    ) -> Answered:
+    ) -> MethodResult:
         """Make a call in the process of its episode; see `perform`."""
         if (process := episode.process) is None:
-            return Answered()
+            return MethodResult()
         origin = user_object.environment.origin
         assert origin is not None, (
             "an environment without an origin cannot be loaded by a worker process"
@@ -333,7 +333,7 @@ class WorkerPool:
                 answer.sentence, answer.kind, answer.mistake
             )
         if request.method == "close":  # the process has ended, and the object with it
-            return Answered()
+            return MethodResult()
         raise CallFault(
             f"{request.place}: the worker process of the episode {process.end}",
             kind=f"worker process {process.end}",

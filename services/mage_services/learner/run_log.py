@@ -42,7 +42,7 @@ NUM_SAMPLES = 10
 """Number of steps for which one trial of the batch is written as text."""
 
 
-def is_sampled(version: int, steps: int) -> bool:
+def has_sample(version: int, steps: int) -> bool:
     """Return whether a trial of the step that made a version is written as text.
 
     That is so for `NUM_SAMPLES` steps at equal distances, up to the last step of the run, or for
@@ -127,9 +127,9 @@ class RunLog:
             await self._write(self._training.record, self._run.memory, line)
 
     async def write_sample(self, groups: list[Group]) -> None:
-        """Write one trial of the batch as text, for people to read, if `is_sampled`."""
+        """Write one trial of the batch as text, for people to read, if `has_sample`."""
         version = self._training.trainer.version
-        if is_sampled(version, self._config.learner.steps):
+        if has_sample(version, self._config.learner.steps):
             await self._write(self._training.sample, groups, version)
 
     def counters(self) -> dict[str, Any]:

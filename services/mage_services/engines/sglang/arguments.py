@@ -96,7 +96,7 @@ def _num_positions(model: Mapping[str, Any]) -> int | None:
     return None if positions is None else int(factor * positions)
 
 
-def vocabulary(directory: Path) -> int:
+def vocabulary_size(directory: Path) -> int:
     """Read the size of a model's vocabulary.
 
     Raises:
@@ -163,11 +163,11 @@ def installed() -> str:
             'engine.kind = "sglang" needs SGLang, which is not installed: '
             'pip install "mage_async[sglang]", or set engine.kind = "embedded"'
         ) from None
-    check(found)
+    check_version(found)
     return found
 
 
-def check(found: str) -> None:
+def check_version(found: str) -> None:
     """Check that a version is supported.
 
     Raises:

@@ -24,7 +24,7 @@ from mage_services.engines.sglang.arguments import (
     check_context_length,
     installed,
     server_arguments,
-    vocabulary,
+    vocabulary_size,
 )
 from mage_services.engines.sglang.messages import (
     Generated,
@@ -217,7 +217,7 @@ class SglangEngine(Engine):
         engine, supervision = config.engine, config.supervision
         assert isinstance(engine, EngineConfig), "`make_engine` makes the others"
         installed()  # if no supported SGLang is installed, this raises before a process is started
-        self._vocabulary = vocabulary(directory)
+        self._vocabulary = vocabulary_size(directory)
         check_context_length(engine, directory)
         # Without a GPU SGLang runs on CPU cores, with PyTorch's own operators.
         self._arguments = server_arguments(

@@ -58,7 +58,7 @@ from mage_services.engines.sglang.arguments import (
     installed,
     known_names,
     needs_update_messages,
-    vocabulary,
+    vocabulary_size,
 )
 from mage_services.engines.sglang.messages import (
     Abort,
@@ -139,7 +139,7 @@ class Server:
         self._loader = Loader(
             manager,
             name,
-            vocabulary(directory),
+            vocabulary_size(directory),
             precision,
             needs_update_messages=needs_update_messages,
         )
