@@ -2,5 +2,5 @@
 
 import runpy
 
-# As `__main__`, `launch` takes the current directory out of `sys.path`.
+# Run `launch` under the name `__main__`: it then removes the current directory from `sys.path`.
 runpy.run_module("mage_async.launch", run_name="__main__")

@@ -95,15 +95,16 @@ class Turn:
     kind: Kind
     episode: int
     index: int
-    """Position among the turns of the same kind of its episode, from 0; a strategy has that of the
-    action it precedes. Notes before an episode's first action belong to the episode before.
+    """Position among the turns of the same kind of its episode, from 0. A strategy has the position
+    of the action that follows it. Notes before an episode's first action belong to the previous
+    episode.
     """
     segment: int
     start: int
     """The completion is `segment.tokens[start:stop]`."""
     stop: int
     reward: float
-    """What the environment paid for the action; 0 for a remark. Penalties are not in it."""
+    """Reward of the action, without penalties; 0 for a remark."""
     is_valid: bool
     """Whether the environment accepted the action; of a remark, whether one was found."""
     action: str
@@ -143,8 +144,9 @@ def role_changes(
     """Return the indices in a segment at which the role changes; the tokens before the first of
     them are the first role's.
 
-    The tokens of each role go through the model with its own adapter. The tokens of a role are, for
-    each turn that it takes, all from the end of the turn before to the end of the completion.
+    The tokens of each role go through the model with its own adapter. A turn's tokens, prompt and
+    completion, begin after the previous turn's completion; all of them belong to the role that
+    takes the turn.
 
     Args:
         turns: turns of the segment, in order.
@@ -183,8 +185,8 @@ class Alternative:
 class Segment:
     """Hold a part of a chat that is only appended to: each of its prompts is a prefix of the next.
 
-    `logprobs` are natural, after temperature, under the behaviour policy; 0 where a token was not
-    sampled.
+    `logprobs` are natural logarithms of probabilities under the behaviour policy, after
+    temperature; 0 where a token was not sampled.
     """
 
     tokens: np.ndarray
@@ -224,8 +226,8 @@ class Trial:
     num_injections: int = 0
     """Observations with the text of a special token, which was encoded as plain text."""
     num_cut_episodes: int = 0
-    """Episodes that were ended, with what they had earned, because they had used their share of the
-    engine's context.
+    """Episodes that were ended early, with their return so far, because they had used their share
+    of the engine's context.
     """
     num_retries: int = 0
     """Number of earlier tries of the trial, each of which ended with a fault of its environment."""
@@ -233,8 +235,8 @@ class Trial:
     """Number of episodes that an earlier try, or an actor that has ended, had already finished."""
     duration_s: float = 0.0
     memory: int | None = None
-    """Version of the `Guidance` with which the prompts began, as its field `version` has it; None:
-    the trial had no guidance. (On the wire this field is called `memory` too.)
+    """Field `version` of the `Guidance` with which the prompts began; None: the trial had no
+    guidance. (On the wire this field is called `memory` too.)
     """
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
@@ -369,7 +371,7 @@ def trial_as_dict(trial: Trial, decode: Decode, version: int) -> dict[str, Any]:
     Args:
         version: policy version to state for the trial.
     """
-    # What a method's adviser would have done at some turns, by the index of the turn.
+    # Actions that a method's adviser would have taken, by the index of the turn.
     alternatives = {each.turn: each.action for each in trial.alternatives}
     texts, ending = turn_texts(trial, decode)
     return {
@@ -401,15 +403,15 @@ def trial_as_dict(trial: Trial, decode: Decode, version: int) -> dict[str, Any]:
 
 
 def num_decimals(returns: Iterable[float]) -> int:
-    """Return how many decimals returns are shown with: 3, or more if all are smaller than 0.01, so
-    that two or three digits are left of them; 1 if one of them is 100 or larger.
+    """Return the number of decimals with which returns are shown: 3; more if all are smaller than
+    0.01, so that the largest keeps two or three significant digits; 1 if one is 100 or larger.
 
     Args:
-        returns: Those that are compared, and half-widths of their intervals. One that is not finite
-            does not count.
+        returns: The returns that are shown together, and half-widths of their intervals. Values
+            that are not finite are ignored.
     """
     largest = max(map(abs, filter(math.isfinite, returns)), default=0.0)
     if largest >= 100:
         return 1
-    # Still smaller ones are rounding errors of 0.
+    # Values of 1e-9 or less are rounding errors of 0.
     return 3 + int(-math.log10(largest)) if 1e-9 < largest < 0.01 else 3

@@ -835,7 +835,7 @@ class Ledger:
     # Shared by the calls above.
 
     def _state(self) -> AdmissionState:
-        """Return what the policy may look at."""
+        """Return the state from which the policy decides."""
         return AdmissionState(
             groups_per_step=self.groups_per_step,
             max_staleness=self.max_staleness,

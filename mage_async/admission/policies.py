@@ -70,8 +70,8 @@ class AdmissionPolicy:
 
     name: str
     guarantee: str
-    """Bound that holds for every group, or for every token, that is trained; or what holds
-    instead.
+    """Bound on the staleness of every group, or of every token, that is trained; of policies
+    without such a bound, a weaker statement.
     """
     may_grant: Callable[[AdmissionState], bool]
     next_batch: Callable[[AdmissionState], list[int]]
@@ -174,7 +174,8 @@ def _oldest_complete(
     wait.
 
     Args:
-        may_wait: Called with each overtaken group, and how many are overtaken up to it.
+        may_wait: Called with each overtaken group, and the number of groups overtaken so far,
+            itself included.
     """
     batch: list[int] = []
     num_left = 0

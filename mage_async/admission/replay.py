@@ -160,7 +160,7 @@ class ReplayedMethods:
         that methods add to a group's prompts).
 
         Raises:
-            RunFailed: they differ.
+            RunFailed: the guidance and the record differ.
         """
         grant = granted.grant
         # A group that is granted again (epoch above 0) keeps the guidance of its first grant, while

@@ -19,11 +19,11 @@ from mage_async.user_modules import Registry, check_inherits
 class Components(Registry):
     """Register the components of one sort, such as all corrections, by their tags.
 
-    It finds them itself: they are the classes in the module of `base` that inherit it and have a
-    tag.
+    Components are found without a list: all classes in the module of `base` that inherit `base` and
+    have a tag.
 
     Args:
-        noun: what an error calls a component, such as "correction".
+        noun: Noun for a component in error messages, such as "correction".
         base: "module:Class" that every component inherits.
     """
 
@@ -64,7 +64,8 @@ def _union(registry: Components) -> Any:
 
 
 if TYPE_CHECKING:
-    # A type checker sees the base class, which has what all components have, a user's own included.
+    # A type checker sees the base class, whose attributes all components have, a user's own
+    # included.
     from mage_async.credit.returns import Credit
     from mage_async.learning.advantages import Advantage
     from mage_async.learning.corrections import Correction
@@ -88,7 +89,7 @@ def decode_component(registry: Components, table: dict[str, Any]) -> Any:
     """Decode the table of a component, registered or of a user's own, by its kind.
 
     Raises:
-        ConfigError: there is no such component.
+        ConfigError: no component has this name.
         msgspec.ValidationError: a key or value is wrong.
     """
     field = str(registry.base.__struct_config__.tag_field)
@@ -97,8 +98,9 @@ def decode_component(registry: Components, table: dict[str, Any]) -> Any:
 
 @cache
 def component_class(registry: Components, name: str) -> type[Variant]:
-    """Return the class of a registered name. For `module:Class`, a user's own class, which must
-    inherit the base, return a subclass whose tag is that address.
+    """Return the class of a component. `name` is a tag or the address `module:Class` of a user's
+    own class, which must inherit the base. Of a user's class, a subclass is returned, whose tag is
+    the address.
 
     Raises:
         ConfigError: there is no such class, or `check_inherits` refuses it.
@@ -108,8 +110,8 @@ def component_class(registry: Components, name: str) -> type[Variant]:
         return found
     address = f"{base.__module__}:{base.__name__}"
     check_inherits(found, address, f"{registry.noun} {name!r}")
-    # The class gets its address as tag: written to a file as the kind, it leads the next process to
-    # the same class.
+    # The tag is written into files as the kind. As it is the address, other processes find the same
+    # class by it.
     own = msgspec.defstruct(found.__name__, [], bases=(found,), tag=name, frozen=True)
     assert issubclass(own, Variant)
     return own

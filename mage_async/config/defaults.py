@@ -90,8 +90,8 @@ WITH_FOREIGN_ENVIRONMENT: Table = ONE_SCALE | {
     # may hardly ever earn any there. With "cumulative_paper" three of the four tasks of
     # `bench/learning/first_hour_tasks.py` end higher.
     "credit": {"kind": "cumulative_paper"},
-    # The 160 tokens of `WITH_TINY` are enough for the environments of this package. Three turns an
-    # episode whose observations are sentences of 20 to 40 words needed 708: with 512 the last
+    # The 160 tokens of `WITH_TINY` are enough for the environments of this package. Episodes of
+    # three turns whose observations are sentences of 20 to 40 words needed 708: with 512 the last
     # episode was cut before its last turn. The bound itself costs nothing: the memory of the KV
     # cache grows with the longest context that is really played.
     "engine": {"max_tokens": 2048},

@@ -45,8 +45,8 @@ class Environment(Section):
     easy to hard. Training begins with its easiest rung and ends with `options`; evaluations play
     all rungs. "" trains on `options` alone."""
     rung_steps: Count = 10
-    """Number of steps for which groups of each rung of the curriculum are granted before those of
-    the next one; the last rung stays."""
+    """Number of steps that each rung of the curriculum lasts, before groups of the next rung are
+    granted; the last rung lasts until the end."""
     step_deadline_s: Positive = 60.0
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
     `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. If the
@@ -93,17 +93,19 @@ class ContextBounds(NamedTuple):
 
 
 class TrialShape(Section):
-    """What one trial is made of, and what of earlier episodes stays in its context."""
+    """The episodes and turns of a trial, and the part of earlier episodes that stays in the
+    context.
+    """
 
     episodes: Count = 3
     """Episodes of a trial in training."""
     memory: Literal[
         "none", "history", "reflection", "history_and_reflection", "notes", "truncation"
     ] = "history"
-    """What an episode sees of the earlier ones; with "none" episodes are independent retries. With
-    "notes" the history stays until it would outgrow `room`, in the middle of an episode too: then
-    the agent writes notes, and a new context begins with them in place of the history. With
-    "truncation" the oldest turns are left out there instead."""
+    """The part of earlier episodes that an episode's context holds; with "none" episodes are
+    independent retries. With "notes" the history stays until it would outgrow `room`, in the middle
+    of an episode too: then the agent writes notes, and a new context begins with them in place of
+    the history. With "truncation" the oldest turns are left out there instead."""
     room: Natural = 0
     """Longest context, in tokens, with `memory = "notes"` or "truncation"; 0 is
     `engine.max_tokens`."""
@@ -123,15 +125,15 @@ class TrialShape(Section):
     episodes, up to `episodes`, which must be larger. Figures by episode repeat the last played
     episode for those that were not played. 0 is no budget."""
     strategy: Literal["none", "episode", "turn"] = "none"
-    """Before an episode's first action, or before every one, the agent writes in a remark what it
-    means to do."""
+    """Before which actions the agent writes a remark on what it intends to do: "episode", before
+    the first one of each episode; "turn", before each one."""
 
     def most_turns(self, max_turns: int) -> int:
         """Return the largest number of actions of a trial, whose episodes have `max_turns` each."""
         return (self.episode_budget or self.episodes) * max_turns
 
     def context_bounds(self, max_turns: int) -> ContextBounds:
-        """Count what one context can hold at most, if notes never replace it.
+        """Count the most actions and remarks that one context can hold, if notes never replace it.
 
         Args:
             max_turns: Number of actions of an episode.
@@ -174,8 +176,8 @@ class Transcript(Section):
     max_reflection_tokens: Count = 192
     """Longest reflection, longest strategy and longest notes, in tokens."""
     thinking: bool = False
-    """Let the policy think before it answers, if the chat template has this (Qwen3's has); thinking
-    counts as part of the completion and stays in its context, and no action is looked for in it."""
+    """Let the policy think before it answers, if the chat template supports it, as Qwen3's does.
+    The thoughts are part of the completion and stay in its context; actions in them are ignored."""
 
 
 class SamplingConfig(Section):
@@ -326,7 +328,7 @@ class WarmStart(Variant):
     trials: Count = 3000
     """Number of trials that are played to be cloned."""
     batch_size: Count = 64
-    """Trials a step."""
+    """Trials per step of cloning."""
     learning_rate: Positive = 0.002
     """AdamW's rate while cloning."""
     cache: bool = True
@@ -342,8 +344,9 @@ class GatedWarmStart(WarmStart):
 
     gate: Share = 1.0
     """Go on after `steps` until the loss on observations in the last episode is at most this share
-    of the loss in the first episode. A model that uses earlier episodes comes to that; so does any
-    if the last observations are easier to predict, which the run says. 1.0 is no gate."""
+    of the loss in the first episode. The loss of a model that uses earlier episodes falls so far.
+    Any model's does if the last observations are easier to predict; the run then prints a note. 1.0
+    is no gate."""
     max_steps: Natural = 400
     """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
     rate."""
@@ -354,8 +357,9 @@ class FromScript(GatedWarmStart, tag="script"):
 
     gate: Share = 0.8
     """Go on after `steps` until the loss on observations in the last episode is at most this share
-    of the loss in the first episode. A model that uses earlier episodes comes to that; so does any
-    if the last observations are easier to predict, which the run says. 1.0 is no gate."""
+    of the loss in the first episode. The loss of a model that uses earlier episodes falls so far.
+    Any model's does if the last observations are easier to predict; the run then prints a note. 1.0
+    is no gate."""
 
 
 class FromScriptIfAny(FromScript, tag="auto"):
@@ -364,29 +368,29 @@ class FromScriptIfAny(FromScript, tag="auto"):
 
 
 class FromRandom(GatedWarmStart, tag="random"):
-    """Random legal play, which teaches the form of a trial and what the environment answers."""
+    """Random legal play, which teaches the form of a trial and the answers of the environment."""
 
 
 class FromWinStay(WarmStart, tag="win_stay"):
     """A player without knowledge of the task, which repeats an action that paid in an earlier
-    episode and tries another one where none did: it teaches to look earlier episodes up. Nothing is
-    cloned if it earns no more than random play, or no more than in its first episode, or if a trial
-    takes long."""
+    episode and tries another one if none did. A model that clones it learns to look up earlier
+    episodes. Nothing is cloned if it earns no more than random play, or no more than in its first
+    episode, or if a trial takes long."""
 
     repeat_gate: Share = 0.5
     """The learning rate is constant until the loss on repeated actions is at most this share of the
-    loss on actions that are only tried: then the model looks earlier episodes up. After that it
-    falls over `steps`."""
+    loss on actions that are only tried, which shows that the model looks up earlier episodes. Then
+    the rate falls over `steps`."""
     max_stable_steps: Natural = 800
-    """Largest number of steps with a constant learning rate; after these it falls although the loss
-    on repeated actions is larger."""
+    """Largest number of steps with a constant learning rate. After these the rate falls even if the
+    loss on repeated actions is still larger."""
     steps: Natural = 200
     """Steps of cloning over which the learning rate falls to a tenth. 0 is the same as no section.
     """
     trials: Count = 1000
     """Number of trials that are played to be cloned."""
     batch_size: Count = 32
-    """Trials a step."""
+    """Trials per step of cloning."""
     learning_rate: Positive = 0.004
     """AdamW's rate while cloning."""
 
@@ -399,7 +403,7 @@ class FromBest(GatedWarmStart, tag="best"):
 
 
 class FromData(GatedWarmStart, tag="data"):
-    """A data set. Of rows with `messages` the assistant's messages are cloned, rows with `text` are
+    """A data set. In rows with `messages` the assistant's messages are cloned; rows with `text` are
     cloned whole."""
 
     path: str = ""
@@ -464,7 +468,9 @@ MERGE = "merge it into its model with peft's merge_and_unload, and save the resu
 
 
 def _instead_of(directory: Path) -> str:
-    """Return what to give instead of a directory without a model; "" if that is unknown."""
+    """Return advice for a directory without a model: which directory to give instead. "" if none is
+    known.
+    """
     if (directory / ADAPTER).is_file():
         return f" but an adapter: {MERGE}"
     # As transformers' Trainer and the hub's cache name the directories of models.
@@ -529,9 +535,10 @@ class Admission(Section):
     replaced_groups: Natural = 0
     """Largest number of groups of a step that are dropped because all their trials earned the same
     in every episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): the
-    advantages of such trials are 0. A group is kept if a penalty, or the turn at which a reward
-    came, still gives an advantage. Must be 0 where groups are compared with each other, or a method
-    rewards turns, adds a loss of its own or brings a trainer. 0 replaces none."""
+    advantages of such trials are 0. A group is kept if its trials still have advantages, because of
+    a penalty or because their rewards came at different turns. Must be 0 where groups are compared
+    with each other, or a method rewards turns, adds a loss of its own or brings a trainer. 0
+    replaces none."""
     max_groups_in_play: Count = 1024
     """Largest number of groups that are played at a time (granted and not complete); the contexts
     of the actors' engines limit them too."""
@@ -561,8 +568,8 @@ class Admission(Section):
 
 
 class Population(Section):
-    """What the agent meets in training: task variants of the environment, called members, and past
-    versions of its own policy as opponents."""
+    """The tasks and opponents that the agent meets in training: task variants of the environment,
+    called members, and past versions of its own policy."""
 
     matchmaker: AnyMatchmaker = MATCHMAKERS.load("decks")()
     """How the member that a group meets is chosen."""
@@ -595,9 +602,9 @@ class Learner(Section):
     learning_rate: Positive = 2e-6
     """Learning rate after the warm-up."""
     final_learning_rate: NonNegative = 0.0
-    """Learning rate that would follow after the last step, to which it falls linearly: with 0, the
-    last of 200 steps has 1/200 of `learning_rate`. A file or `--set` that gives `learning_rate`
-    alone lowers it to that."""
+    """Learning rate to which the rate falls linearly, one step after the last: with 0, the last of
+    200 steps has 1/200 of `learning_rate`. If a file or `--set` gives only a `learning_rate` that
+    is lower than the default of this key, this key is set to it."""
     warmup_steps: Natural = 10
     """Steps over which the learning rate grows from 0."""
     correction: AnyCorrection = CORRECTIONS.load("decoupled")()
@@ -619,8 +626,9 @@ class Learner(Section):
     """Weight of the entropy bonus at the first step, per nat of the entropy at a sampled token of
     an action. Tokens of remarks get no bonus."""
     final_entropy: NonNegative = 0.0
-    """Weight of the entropy bonus that would follow after the last step, to which it changes
-    linearly. A file or `--set` that gives `entropy` alone lowers it to that."""
+    """Weight of the entropy bonus to which the weight changes linearly, one step after the last. If
+    a file or `--set` gives only an `entropy` that is lower than the default of this key, this key
+    is set to it."""
     entropy_ceiling: NonNegative = 0.0
     """Entropy in nats above which a token gets no bonus; 0 is no ceiling. With stale data a
     bonus acts at once and the rewards against it later, so entropy can run away (Skywork-OR1,
@@ -655,8 +663,8 @@ class Learner(Section):
     checkpoint_every: Count = 20
     """Steps between checkpoints."""
     checkpoint_minutes: Positive = 10.0
-    """Most minutes between checkpoints, for runs whose steps are slow: after a run has ended early,
-    `--resume` trains the steps since its newest checkpoint again, from the journal."""
+    """Largest number of minutes between checkpoints, for runs whose steps are slow: after a run has
+    ended early, `--resume` trains the steps since its newest checkpoint again, from the journal."""
     keep_checkpoints: Count = 2
     """Number of newest checkpoints that are kept; the best one is kept too."""
     device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
@@ -737,8 +745,8 @@ class Evaluation(Section):
     """Trials of each set of the final evaluation: training tasks, held-out tasks, and held-out
     tasks under each control."""
     episodes: Count = 3
-    """Episodes of an evaluated trial. A file or `--set` that states `trial.episodes` of at least 2
-    and not this key sets both."""
+    """Episodes of an evaluated trial. If a file or `--set` gives `trial.episodes`, at least 2, and
+    not this key, this key gets the same value."""
 
     def is_due(self, version: int, last: int) -> bool:
         """Return whether the evaluator plays this version of the weights: version 0, each
@@ -763,8 +771,9 @@ class Journal(Section):
     """The journal of grants, trials and steps on disk."""
 
     max_bytes: Count = 32_000_000_000
-    """Largest size. From half of it on, and on a full disk, segments are deleted that a checkpoint
-    has made unnecessary. A full journal accepts no trial until segments have been deleted."""
+    """Largest size in bytes. If the journal is larger than half of it, or the disk is full,
+    segments that a checkpoint has made unnecessary are deleted. A full journal accepts no trial
+    until segments have been deleted."""
 
 
 class Supervision(Section):
@@ -806,8 +815,9 @@ class Tracking(_TrackerTables):
     """A tracker class of your own, such as `tracking.own.kind = "my_tracker:Mine"`; its fields are
     keys of this table. The kinds below have tables of their own and need no `own`."""
     wait_s: NonNegative = 0.0
-    """Seconds that the end of a run waits for trackers at most. Without waiting they end within a
-    minute of the run; a container, which ends with the command, wants 30."""
+    """Largest number of seconds that a run waits for its trackers at its end. With 0 they end by
+    themselves within a minute after the run; in a container, which ends with the command, set 30.
+    """
 
 
 class Config(Section):

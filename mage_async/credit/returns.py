@@ -39,7 +39,8 @@ class Returns:
     acts: list[list[float]]
     """`acts[episode][turn]`, ragged like the rewards."""
     scores: list[float]
-    """`scores[episode]`: undiscounted sum of what the episode's own turns are paid."""
+    """`scores[episode]`: undiscounted sum of the amounts that are paid for the episode's own turns.
+    """
 
 
 class Credit(Variant):
@@ -52,7 +53,7 @@ class Credit(Variant):
     """Whether returns of later episodes are added (see above); if not, they are chained."""
 
     def paid(self, rewards: Rewards) -> Rewards:
-        """Return what each turn is paid; by default its reward."""
+        """Return the amount that is paid for each turn; by default its reward."""
         return rewards
 
     def across_episodes(self) -> float:
@@ -79,7 +80,7 @@ class Credit(Variant):
         return Returns(acts, [fsum(episode) for episode in paid])
 
     def checked(self, rewards: Rewards) -> Returns:
-        """Return what `returns` does, and check it if the class is a user's own.
+        """Return the result of `returns`, and check it if the class is a user's own.
 
         Raises:
             ConfigError: a user's own class raised, or returned no finite number for a reward.

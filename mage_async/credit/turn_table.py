@@ -48,23 +48,23 @@ class TurnTable:
     index: np.ndarray
     """int64: position among the turns of its kind in its episode"""
     anchor: np.ndarray
-    """int64: number of the turn's state. An act has the state in which it was taken; a strategy or
-    notes, that of the next act; a reflection, its episode. Turns of different kinds never share a
-    number"""
+    """int64: number of the turn's state. The state of an act is the one in which it was taken.
+    Strategies and notes have the state of the next act, and a reflection has the number of its
+    episode as its state. Turns of different kinds never share a number"""
     returns: np.ndarray
     """float64: return that the credit assigns to the turn, bonuses included"""
     episode_score: np.ndarray
-    """float64: score of the turn's episode: the undiscounted sum of what its turns are paid,
-    times `exploration_share` before the last episode, plus its bonuses; 0 for reflections,
-    strategies and notes
+    """float64: score of the turn's episode: the undiscounted sum of the amounts that the credit
+    pays for the episode's turns (`Credit.paid`), times `exploration_share` before the last episode,
+    plus its bonuses; 0 for reflections, strategies and notes
     """
     is_valid: np.ndarray
     """bool: whether the completion held a valid action or remark"""
     num_tokens: np.ndarray
     """int64: length of the completion"""
     num_sampled: np.ndarray
-    """int64: sampled tokens of the completion, which are those of the loss; a training step sets 0
-    for turns that it does not train on"""
+    """int64: number of sampled tokens of the completion; only these have a loss. A training step
+    sets 0 for turns that it does not train on"""
     memory: np.ndarray
     """int64: 1 if the trial's prompt holds strategies of earlier tasks, else 0"""
 
@@ -88,7 +88,7 @@ class TurnTable:
         acts = np.flatnonzero(self.kind == Kind.ACT)
         episodes = joint_cells(self.trial, self.episode)[acts]
         one_of_each = acts[np.unique(episodes, return_index=True)[1]]
-        # There are at most as many trials as turns.
+        # `minlength` is large enough: there are at most as many trials as turns.
         scores = np.bincount(
             self.trial[one_of_each], self.episode_score[one_of_each], minlength=len(self)
         )
@@ -115,8 +115,8 @@ def build_table(
         exploration_share: Factor of the returns and episode scores of turns before the last
             planned episode; bonuses are added after it.
         bonuses: For each trial, the bonus that is added to the reward of each turn; only those of
-            acts count. Unlike a reward, a bonus adds to returns of its own episode only, and to
-            those of the remarks before its acts.
+            acts count. Unlike a reward, a bonus counts only in the returns of its own episode and
+            of the remarks before the episode's acts.
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
     bonuses = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]

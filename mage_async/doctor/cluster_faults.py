@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MAX_CLOCK_S = 2.0
-"""Largest difference of two nodes' clocks, in seconds. A run's files hold the times of the machines
-that wrote them.
+"""Largest allowed difference of two nodes' clocks, in seconds. The times in a run's files come from
+the clocks of the machines that wrote them.
 """
 FREE_BYTES_AT_LEAST = 2 * 10**9
 """Number of free bytes that a node needs for temporary files."""
@@ -26,7 +26,9 @@ class NodeFacts:
     clock_s: float
     """Seconds by which its clock is ahead of the clock of the machine that starts the run."""
     versions: dict[str, str]
-    """Versions of Python, mage_async and the libraries whose bytes two nodes exchange, by name."""
+    """Versions of Python, of mage_async, and of the libraries that write or read the messages
+    between nodes, by name.
+    """
     free_bytes: int
     """Number of free bytes in the folder for temporary files, which holds the policy and its newest
     weights.
@@ -73,7 +75,7 @@ class ClusterFacts:
 
 
 def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
-    """Return one sentence a fault, with its remedy; faults of the whole cluster come first."""
+    """Return one sentence per fault, with a remedy; faults of the whole cluster come first."""
     found = [
         f"the run reserves {wanted} {kind} and the cluster has {has:g}: add nodes, start fewer "
         f"--actors, or start nodes with a larger --num-{kind.lower()}s"
@@ -84,7 +86,7 @@ def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
         if wanted > has
     ]
     found += [
-        f"node {name} did not answer ({why}): install mage_async there as it is here, or start it "
+        f"node {name} did not answer ({why}): install the same mage_async there, or start the node "
         "again with `ray stop` and `ray start`"
         for name, why in facts.silent
     ]
@@ -103,7 +105,7 @@ def _node_faults(node: NodeFacts, here: NodeFacts, needs: Needs) -> Iterator[str
     if abs(node.clock_s) > MAX_CLOCK_S:
         yield (
             f"its clock is {abs(node.clock_s):.1f} s {'ahead' if node.clock_s > 0 else 'behind'}: "
-            "set it by NTP (`chronyc makestep`), or times in the run's files will not fit together"
+            "set it by NTP (`chronyc makestep`), or the times in the run's files will disagree"
         )
     wanted = max(FREE_BYTES_AT_LEAST, WEIGHT_COPIES * needs.model_bytes)
     if node.free_bytes < wanted:

@@ -66,7 +66,7 @@ class Sighting(NamedTuple):
     the version evaluated.
     """
     remedy: str = ""
-    """Remedy for this run; "" for that of the signature."""
+    """Remedy for this run; "" for the remedy of the signature."""
 
 
 MAX_STEPS = 100
@@ -529,7 +529,7 @@ def slow_retries(run: History) -> Sightings:
 
 FAILURES, FAILURE_STEPS = 3, 20
 """Number of groups of one member that must be dropped within `FAILURE_STEPS` steps. With 24 members
-and 4 groups a step, each member is met three times in 20 steps, so a member that always fails is
+and 4 groups per step, each member is met three times in 20 steps, so a member that always fails is
 found.
 """
 MOST_NAMED = 3

@@ -20,7 +20,7 @@ from mage_async.trajectory import Task
 
 @dataclass(slots=True)
 class Session:
-    """Hold what a program gets for one episode of a trial, and what went wrong in it."""
+    """Hold the data that a program gets for one episode of a trial, and the errors of its calls."""
 
     base_url: str
     api_key: str

@@ -76,7 +76,7 @@ _NO_OPTION = (
 one, which is the rest of the environment's name after the colon.
 """
 _REQUIRED = ("members", "family", "seats", "rules", "begin", "script", "swaps", "references")
-"""Methods that a class has to define itself: their bodies in `Environment` are empty."""
+"""Methods that a class must define: `Environment` only declares them."""
 
 
 def load(name: str | type, /, **options: Any) -> Environment:
@@ -84,8 +84,8 @@ def load(name: str | type, /, **options: Any) -> Environment:
     `gymnasium:Taxi-v4`, or a user's own class or its address `module:Class`.
 
     Raises:
-        ConfigError: there is none of this name, it does not follow the protocol, or it has no such
-            option.
+        ConfigError: no environment has this name, the class does not follow the protocol, or an
+            option is unknown or missing.
     """
     name = address_of(name) if isinstance(name, type) else name
     library, _, identity = name.partition(":")
@@ -95,7 +95,9 @@ def load(name: str | type, /, **options: Any) -> Environment:
     if library in LOADERS:
         address, example = LOADERS[library]
         if not identity:
-            raise ConfigError(f"environment {name!r}: say which, such as {library}:{example}")
+            raise ConfigError(
+                f"environment {name!r}: add a name after the colon, such as {library}:{example}"
+            )
         module_name, _, function = address.partition(":")
         loader = getattr(importlib.import_module(module_name), function)
         _check_options(name, inspect.signature(loader).parameters, options)
@@ -175,7 +177,7 @@ def _check_protocol(name: str, found: type) -> None:
         if not callable(own := getattr(found, each, None))
         or (own is getattr(Environment, each) and each in _REQUIRED)
     ]
-    # A class with one of two methods was meant to have the other one.
+    # A class with only one of these two methods was probably meant to have both.
     both = ("reset", "step") if not callable(getattr(found, "begin", None)) else ()
     has, lacks = ([each for each in both if hasattr(found, each) is does] for does in (True, False))
     if has and lacks:

@@ -480,7 +480,7 @@ def check_disjoint(name: str, train: Sequence[str], heldout: Sequence[str]) -> N
     """Check that the two splits of an environment share no task variant.
 
     Raises:
-        ConfigError: they share a variant, which the message names.
+        ConfigError: the splits share a variant, which the message names.
     """
     if shared := set(train) & set(heldout):
         raise ConfigError(

@@ -54,7 +54,7 @@ def mean_of(every: Sequence[Sequence[float]]) -> tuple[float, ...]:
 def trial_returns(
     environment: Environment, task: Task, script: Script, num_episodes: int
 ) -> list[float]:
-    """Play one trial by a script, and return what each episode earned."""
+    """Play one trial by a script, and return the reward of each episode."""
     earned = [0.0] * num_episodes
     for episode in range(num_episodes):
         play = environment.begin(task, episode)

@@ -76,7 +76,7 @@ def lengths(pattern: str) -> tuple[int, int]:
     """Return the fewest and the most characters of a text that a pattern matches.
 
     Raises:
-        re.error: it is no regular expression.
+        re.error: the pattern is no regular expression.
         OverflowError: a number in it is too large.
         RecursionError: its groups are nested too deeply.
     """

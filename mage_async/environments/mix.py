@@ -57,8 +57,8 @@ class Mix(Environment):
 
     steps_per_part = 0
     """Number of steps for which a curriculum grants groups of each component before it moves to the
-    next; the last component then goes on. `assembly.py` sets it. With 0, which is no curriculum,
-    components take turns by their shares.
+    next. The last component lasts until the end of the run. `assembly.py` sets it. With 0, which is
+    no curriculum, components take turns by their shares.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
@@ -148,7 +148,9 @@ def component_of(environment: Environment, member: str) -> Environment:
 
 
 def component_task(environment: Environment, task: Task) -> tuple[Environment, Task]:
-    """Return the component of a task, as `component_of` does, and the task in its names."""
+    """Return the component that a task plays, and the task with the names that the component itself
+    uses.
+    """
     if not isinstance(environment, Mix):
         return environment, task
     part, own = environment.part(task.member)

@@ -100,7 +100,8 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
                     family = environment.family(member)
                 want(isinstance(family, str), f"family({member!r})", "text", family)
             known_members, wanted = set(members), "a tuple of other members of the split"
-            # An even sample, because the final set and the curve begin at either end.
+            # The sample is spread evenly over the members, because evaluations begin at both ends
+            # of their list.
             for member in members[:: -(-(len(members) ** 2) // MOST_SWAPS)]:
                 with as_config_error(name, f"swaps({member!r}, {split!r})"):
                     others = environment.swaps(member, split)
@@ -308,7 +309,7 @@ def rehearsal(
             play = environment.begin(task, 0)
             first = yield from _played(play, _in_time(_chooser(name, environment), now))
             openings.append(play.observation)
-            # Without the call of `reset`, which comes first.
+            # The first step is left out: it is the call of `reset`.
             stepped = [(call, outcome.observation) for call, outcome in first[1:]]
             answers += [observation for _, observation in stepped]
             check_vocabulary(name, environment, [("reset", play.observation), *stepped])
@@ -501,14 +502,14 @@ BESIDE = (
     "objects play at once, and share the class's attributes, globals and `random.seed`; or set "
     "environment.most_open = 1",
 )
-"""How an episode was repeated, and what to do if it differed."""
+"""How an episode was repeated, and a remedy if it differed."""
 
 
 def _compare(name: str, member: str, first: _Steps, again: _Steps, how: tuple[str, str]) -> None:
     """Check that a restart repeated an episode.
 
     Raises:
-        ConfigError: it did not; the error has the first difference.
+        ConfigError: the episodes differ; the message has the first difference.
     """
     when, remedy = how
     for (call, one), (_, other) in zip(first, again, strict=False):

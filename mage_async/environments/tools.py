@@ -398,7 +398,7 @@ class Tool:
         """Return checked arguments by name, with the defaults of the method's signature.
 
         Raises:
-            msgspec.ValidationError: they do not follow the schema.
+            msgspec.ValidationError: the arguments do not follow the schema.
         """
         read = msgspec.convert(arguments, self.arguments)
         if self.is_given and isinstance(arguments, dict):

@@ -38,7 +38,7 @@ _FAULT = ("Fault",)
 """Names of the exceptions by which a class reports a fault of its infrastructure."""
 
 WAITS = "a coroutine that waits"
-"""Kind of the fault of a call that only an event loop could make."""
+"""Kind of a fault: the call needs an event loop, and there is none."""
 _MOST_CODE_CHARS = 100
 """Largest number of characters of the line of code that an error message shows."""
 _MISTAKES = (
@@ -46,9 +46,10 @@ _MISTAKES = (
     *(KeyError, LookupError, ModuleNotFoundError, NameError, NotImplementedError, OverflowError),
     *(RecursionError, SystemExit, TypeError, UnboundLocalError, ValueError, ZeroDivisionError),
 )
-"""Exceptions that wrong code raises, or a program that ends itself (`SystemExit`). An exception's
-class must be one of these itself, and not only inherit from one. Others, such as `OSError` and
-`RuntimeError`, may come from a server or a network, and a later try may succeed.
+"""Classes of exceptions that count as mistakes in the user's code. `SystemExit` is among them: the
+code tries to end the process. An exception's class must be one of these itself; a class that
+inherits from one does not count. Other exceptions, such as `OSError` and `RuntimeError`, may come
+from a server or a network, and a later try may succeed.
 """
 
 
@@ -110,21 +111,22 @@ class Callee:
         return method
 
     def perform(self, request: Request) -> Any:
-        """Make a call, and return its `MethodResult`; a coroutine of it if the method is async.
+        """Make a call and return its result, an `MethodResult`; if the method is async, return a
+        coroutine with this result.
 
         Raises:
-            CallFault: the value does not follow the protocol.
+            CallFault: the method's value does not follow the protocol.
             Exception: raised by the class.
         """
         raise NotImplementedError
 
     def circumstance(self) -> str:
-        """Return a clause on what may have made a call raise; "" if nothing is known."""
+        """Return a clause on the likely cause of an exception of a call; "" if none is known."""
         return ""
 
     def late_close(self) -> Callable[[], Any] | None:
-        """Return a coroutine function that closes what the last call left open; None if the call
-        left nothing open.
+        """Return a coroutine function that closes the user's object, if the last call has left it
+        open; otherwise None.
         """
         return None
 
@@ -173,7 +175,7 @@ class UserPlay(Callee):
 
 
 def _kind(value: object) -> str:
-    """Return the type of a value, as the end of an error message."""
+    """Return the type of a value, for the end of an error message."""
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
@@ -231,8 +233,8 @@ class Call:
                 cannot run it (`run_coroutine`).
         """
         waits = CallFault(
-            f"{self.place} waits, which only actors and evaluators can do: a script can play only "
-            "coroutines that do not wait; set warm_start.steps = 0",
+            f"{self.place} waits, which only actors and evaluators can do: a script makes calls "
+            "without an event loop, so coroutines must not wait; set warm_start.steps = 0",
             kind=WAITS,
         )
         made_now[id(self)] = self
@@ -254,7 +256,7 @@ class Call:
         except CallFault:
             raise
         except (Exception, SystemExit) as error:  # the border to foreign code
-            # asyncio's message where the class calls a function that needs an event loop.
+            # asyncio's message if the class has called a function that needs an event loop.
             if self.is_async and error_text(error) == "no running event loop":
                 raise waits from None
             raise self.fault(error) from error
@@ -285,7 +287,8 @@ class Call:
             sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
         if circumstance := self.callee.circumstance():
             sentence += f"; {circumstance}"
-            # The next try begins with the same seeds, so what the policy answers comes back too.
+            # The next try begins with the same seeds, so the policy answers the same, and the fault
+            # would come again.
             mistake = mistake or circumstance
         fault = NoRoom if says_no_room(error) else CallFault
         return fault(in_utf8(sentence), f"{self.name}() {raised}", in_utf8(mistake))
@@ -294,9 +297,9 @@ class Call:
 RunCoroutine = Callable[[Coroutine[Any, Any, Any]], tuple[Any, BaseException | None]]
 """Runs a coroutine to its end, and returns its result or its exception."""
 run_coroutine: ContextVar[RunCoroutine | None] = ContextVar("run_coroutine", default=None)
-"""Function with which this thread runs coroutines; None if it has no event loop for that."""
+"""Function with which this thread runs coroutines; None if the thread has no event loop."""
 made_now: dict[int, Call] = {}
-"""Calls that `Call.now` is making, by `id`. Another thread may look whether one of them hangs."""
+"""Calls that `Call.now` is making, by `id`. Another thread can check whether one of them hangs."""
 
 
 class SlowPlay(Play):
@@ -356,7 +359,7 @@ class SlowPlay(Play):
     def _make_call(
         self, method: Method, take: Take = lambda answered: None, action: str = ""
     ) -> Call:
-        """Return a call; `place` says environment, task, episode, turn and function."""
+        """Return a call, whose `place` names environment, task, episode, turn and function."""
         turn = f", turn {self._num_turns}" if self._num_turns else ""
         shown = f"{action!r:.60}" if method == "step" else ""
         place = f"{self._where}{turn}: {self._callee.method_name(method)}({shown})"
@@ -407,7 +410,9 @@ class WholePlay(SlowPlay):
 
     @property
     def own(self) -> Play:
-        """The environment's play, which its scripts and Bayes filters know, once it has begun."""
+        """The environment's own play, once it has begun; the environment's scripts and Bayes
+        filters expect this one.
+        """
         return self._callee.play
 
     @property
@@ -426,8 +431,8 @@ class WholePlay(SlowPlay):
 
 
 def new_play(environment: Environment, task: Task, episode: int) -> Play:
-    """Create a play in the environment's call mode: a fast play has begun, the others wait for
-    calls.
+    """Create a play in the environment's call mode. A play of a fast environment has begun when it
+    is returned; any other one waits for its first call.
     """
     if component_of(environment, task.member).called == "at_once":
         return environment.begin(task, episode)
@@ -444,7 +449,7 @@ def whole_play(environment: Environment, task: Task, episode: int) -> WholePlay:
 
 
 def own_play(play: Play) -> Play:
-    """Return a play as the environment knows it, for its scripts and Bayes filters."""
+    """Return the environment's own play, which its scripts and Bayes filters expect."""
     return play.own if isinstance(play, WholePlay) else play
 
 
@@ -462,7 +467,9 @@ MAX_INFO_CHARS = 4096
 MAX_TRIAL_INFO_CHARS = 2**17
 """Largest number of characters of all infos of a trial together."""
 TRIAL_IS_FULL = f'{{"…":"a trial keeps at most {MAX_TRIAL_INFO_CHARS:,} characters of info"}}'
-"""Info in place of one with which a trial's infos would exceed `MAX_TRIAL_INFO_CHARS`."""
+"""Info that replaces a turn's info, if a trial's infos would otherwise exceed
+`MAX_TRIAL_INFO_CHARS`.
+"""
 _NOTE_CHARS = 128
 """Number of characters reserved for the note that entries were left out."""
 _MAX_ITEMS, _MAX_TEXT_CHARS, _MAX_KEY_CHARS, _MAX_VALUES, _MAX_DEPTH = 64, 1000, 64, 512, 6
@@ -472,8 +479,8 @@ and levels of nesting.
 
 
 def info_text(info: Mapping[Any, Any]) -> str:
-    """Return an environment's `info` as a JSON object of at most `MAX_INFO_CHARS` characters; empty
-    if it is empty.
+    """Return an environment's `info` as the text of a JSON object of at most `MAX_INFO_CHARS`
+    characters; "" if there are no entries.
 
     Only plain data is converted: the text of a foreign object may be long or slow, or raise, so
     such an object is represented by its type. Text is cut after 1,000 characters and a list after

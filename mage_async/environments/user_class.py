@@ -351,8 +351,8 @@ class UserObject(Callee):
         """Return the pattern of the actions that are legal now; None if there is none.
 
         Raises:
-            CallFault: it is no regular expression, actions cannot be sampled from it, or the legal
-                actions are listed too.
+            CallFault: the pattern is no regular expression, actions cannot be sampled from it, or
+                the class lists legal actions too.
         """
         if (pattern := self._optional("legal_pattern")) is None:
             return None
@@ -670,7 +670,7 @@ class ResetStep(Environment):
         """Return the class's `rules`, a text or a method, or without them its docstring.
 
         Raises:
-            ConfigError: there is neither.
+            ConfigError: the class has neither `rules` nor a docstring.
         """
         own = self._optional("rules", None)
         text = inspect.cleandoc(str(own if own is not None else inspect.getdoc(self.kind) or ""))
@@ -688,7 +688,7 @@ class ResetStep(Environment):
         """Return `script(source)`, a function from the last observation to the next action.
 
         Raises:
-            ConfigError: it is no function.
+            ConfigError: the class's `script` returns something else.
         """
         choose = self._optional("script", None, source)
         if choose is not None and not callable(choose):

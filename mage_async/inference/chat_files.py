@@ -232,8 +232,8 @@ def _render_function(template: str, settings: dict[str, Any], thinking: bool) ->
                 tools=list(tools) or None,
                 **specials,
             )
-        # A template computes with what a program's request holds, such as a tool's description that
-        # is a number, and raises as any Python code does.
+        # A template computes with the values of a program's request, and raises these exceptions if
+        # one has another type, such as a tool's description that is a number.
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise PolicyError(f"the chat template refuses the conversation: {error}") from error
 

@@ -28,7 +28,7 @@ LAYERS = "model.layers."
 def with_adapter(
     weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Return `weight + scale * up down`, computed in float32 and cast once: [O, I].
+    """Return `weight + scale * up @ down`, computed in float32 and cast once: [O, I].
 
     Args:
         weight: [O, I]
@@ -41,7 +41,7 @@ def with_adapter(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapters:
-    """Hold published adapters, and describe what they are added to."""
+    """Hold published adapters, and a description of the base that they are added to."""
 
     tensors: dict[str, torch.Tensor]
     """Both matrices of each adapter, by their published names."""
@@ -72,13 +72,13 @@ class BaseWeights:
         }
 
     def digest(self, dtype: str) -> str:
-        """Return the digest of all weights in a type, which the first call computes."""
+        """Return the digest of all weights, cast to a type. The first call computes the digest."""
         if dtype not in self._digests:
             self._digests[dtype] = digest_of(self._tensors, getattr(torch, dtype))
         return self._digests[dtype]
 
     def tensors(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all weights by name in a type, without adapters."""
+        """Yield all weights by name, cast to a type, without adapters."""
         return ((name, one.to(getattr(torch, dtype))) for name, one in self._tensors.items())
 
     def merged(
@@ -91,11 +91,11 @@ class BaseWeights:
 
         Args:
             adapters: Published tensors, by name.
-            published: What the learner has added them to: the digest of its base, the type of its
-                weights, and the factor of the adapters.
+            published: Description of the learner's base: the digest and the type of its weights,
+                and the factor of the adapters.
 
         Raises:
-            UnreadableWeights: they are not adapters of these weights.
+            UnreadableWeights: the tensors are not adapters of these weights.
         """
         dtype, changes = getattr(torch, published.dtype), self._changes(adapters)
         for name, weight in self._tensors.items():
@@ -129,7 +129,9 @@ class BaseWeights:
 
 
 def digest_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> str:
-    """Return a digest of weights, by name, as they are in a type; they may be on any device."""
+    """Return one digest of named weights, which are cast to a type first. They may be on any
+    device.
+    """
     return combined(
         {name: tensor_digest(name, weight.to("cpu", dtype)) for name, weight in weights.items()}
     )

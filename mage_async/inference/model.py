@@ -366,7 +366,8 @@ class Model:
         """Read a model directory.
 
         Raises:
-            PolicyError: this engine cannot serve the model; the text says what can.
+            PolicyError: this engine cannot serve the model. The message has the reason and a
+                remedy.
         """
         architecture = read_architecture(directory, max_tokens)
         computed = ARITHMETICS[arithmetic]
@@ -415,7 +416,7 @@ class Model:
         return self.arithmetic.log_softmax(logits).gather(1, targets)[:, 0]
 
     def _embed(self, tokens: np.ndarray, rows: Rows) -> tuple[torch.Tensor, Angles, torch.Tensor]:
-        """Return what the layers need of packed tokens.
+        """Return the inputs of the layers for packed tokens.
 
         Returns:
             The embeddings, float32 [T, D]; the angles of each rotation; and the cache rows in which
@@ -537,8 +538,8 @@ class Model:
             keys,
             values,
             bucket.masks[window],
-            # Bits of "exact" arithmetic depend on this bound. It is that of all calls and not of
-            # this bucket, so the bits of a context do not depend on what else is in the batch.
+            # Bits of "exact" arithmetic depend on this bound. It is the same in all calls, and not
+            # that of this bucket, so the bits of a context do not depend on the rest of the batch.
             max_context=self.max_tokens,
             scale=shape.query_scale,
         )

@@ -186,8 +186,8 @@ class TurnRequests:
         """Add the result of the request.
 
         Raises:
-            RunError: it has no token although it was not aborted, more than `budget`, or one that
-                was not allowed.
+            RunError: the result has no token although the request was not aborted, more tokens than
+                `budget`, or a token that was not allowed.
         """
         count, name = len(piece.tokens), f"context {self.prompt.context!r}"
         if not 0 <= count <= self.budget() or not (count or piece.is_aborted):

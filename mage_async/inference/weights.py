@@ -159,7 +159,7 @@ def as_weights(
         like: Weights with the same embedding, last norm and LM head, which are taken from there.
 
     Raises:
-        PolicyError: they are the tensors of another model.
+        PolicyError: the tensors are those of another model.
     """
     tensors = {
         name: tensor.clone() if copies else tensor
@@ -414,7 +414,7 @@ def _take(tensors: Tensors, name: str, *shape: int) -> torch.Tensor:
     """Remove a tensor from `tensors`, and return it.
 
     Raises:
-        _WrongTensor: it is missing, or has another shape.
+        _WrongTensor: the tensor is missing, or has another shape.
     """
     if name not in tensors:
         raise _WrongTensor(f"{name} is missing")

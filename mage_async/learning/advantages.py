@@ -5,11 +5,11 @@ add one, copy a class and give it a `tag`, which is its name.
 
 A list of columns of the `TurnTable` says which turns are compared: turns that agree in all of these
 columns form a *cell* and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
-"index") compares the same turn of trials on the same task, and reflections with reflections.
-"seat" (the player whose role the policy takes), "member" (the hidden opponent or task variant) and
-"component" (the environment, of a mix of several) separate what are different games. Before the
-anchor term is added, a turn alone in its cell has an advantage of exactly 0 (except under gigpo
-with `baseline = ["group"]`), and so have turns with equal returns.
+"index") compares the same turn of trials on the same task, and reflections with reflections. "seat"
+(the player whose role the policy takes), "member" (the hidden opponent or task variant) and
+"component" (the environment, of a mix of several) separate different games. Before the anchor term
+is added, a turn alone in its cell has an advantage of exactly 0 (except under gigpo with `baseline
+= ["group"]`), and so have turns with equal returns.
 
 The host numbers the cells; `mage_kernels` computes means, deviations and scales in float64 on the
 learner's device. Shapes: `N` turns of the batch.
@@ -52,18 +52,19 @@ class Advantage(Variant, tag_field="estimator"):
     baseline: list[Key] = field(default_factory=lambda: ["group", "kind", "episode", "index"])
     """Turns that agree in all these columns form a cell, and are compared with each other; with
     gigpo, these are the cells of its first term. "component" is the environment, of a mix its part;
-    "member" is what is hidden; "seat" is the side that the policy plays; "kind" tells actions from
-    remarks; "index" is the number of the turn among those of its kind in its episode; "anchor" is
-    the state in which it was taken; "memory" tells trials that begin with strategies of the graph
-    memory from the others."""
+    "member" is the hidden opponent or task variant; "seat" is the side that the policy plays;
+    "kind" tells actions from remarks; "index" is the number of the turn among those of its kind in
+    its episode; "anchor" is the state in which it was taken; "memory" tells trials that begin with
+    strategies of the graph memory from the others."""
     scale: list[Key] | Literal["none"] = field(default_factory=lambda: ["member"])
     """Advantages, anchor term included, are divided by their root mean square over the turns that
     agree in all these columns; [] takes the whole batch, and "none" divides by nothing. gigpo
     divides each of its terms by the standard deviation of its cell instead; token_normalised
     subtracts the mean over the tokens of these turns first, and each token counts."""
     value: Literal["return", "trial_score"] = "return"
-    """What is compared: the return of each turn by `credit`; or one score a trial, the undiscounted
-    sum of what its turns are paid, which is then the advantage of all its turns (GRPO, RLOO)."""
+    """The compared quantity. "return": the return of each turn by `credit`. "trial_score": one
+    score per trial, the undiscounted sum of the amounts that `credit` pays for its turns; all turns
+    of the trial then have the same advantage (GRPO, RLOO)."""
     weight: Weight = "trial"
     """Whether a mean is over trials, or over turns, so that long trials weigh more. The mean of a
     state (`anchor_weight`) is over its visits in either case."""
@@ -97,7 +98,7 @@ class Advantage(Variant, tag_field="estimator"):
         raise NotImplementedError("write its method `estimate`")
 
     def checked(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
-        """Return what `estimate` does, and check it if the class is a user's own.
+        """Return the result of `estimate`, and check it if the class is a user's own.
 
         Raises:
             ConfigError: a user's own class raised, or returned no finite number for a turn.
@@ -109,7 +110,7 @@ class Advantage(Variant, tag_field="estimator"):
 
         what, wanted = f"advantage estimator {self.kind!r}", (len(table),)
         with as_config_error(what):
-            # The columns of a table are NumPy's arrays, and so may be what is computed of them.
+            # The columns of a table are NumPy arrays, so a user's class may return a NumPy array.
             values = self.estimate(table, device)
             found = torch.as_tensor(values, dtype=torch.float64, device=device)
             shape, is_finite = tuple(found.shape), bool(found.isfinite().all())

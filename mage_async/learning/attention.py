@@ -71,8 +71,8 @@ class Boundaries:
 def visible_keys(
     num_queries: int, num_keys: int, device: torch.device, window: int = 0
 ) -> torch.Tensor:
-    """Return which keys each query sees, where the queries are those of the last tokens: bool
-    [queries, keys].
+    """Return which keys each query sees: bool [queries, keys]. The queries belong to the last
+    tokens.
 
     Args:
         window: Number of tokens that a token sees, itself and those before it; 0: all.
@@ -113,8 +113,8 @@ def packed_attention(
     """
     if unknown := [name for name in others.keys() - WITHOUT_EFFECT if others[name] is not None]:
         raise PolicyError(
-            f"{type(module).__name__} asks for {', '.join(sorted(unknown))}, which attention over "
-            "packed sequences does not have: choose a model without that"
+            f"{type(module).__name__} passes {', '.join(sorted(unknown))}, which attention over "
+            "packed sequences does not implement: choose another model"
         )
     rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     (_, longest), opening = boundaries.shape, boundaries.opening
@@ -257,8 +257,8 @@ def kernel() -> Callable[..., Any] | None:
 
 
 def fits(query: torch.Tensor, dropout: float) -> bool:
-    """Return whether the kernel takes queries of this device, dtype and shape, [1, N, T, D]; it has
-    no dropout.
+    """Return whether the kernel takes queries of this device, dtype and shape, [1, N, T, D]. The
+    kernel has no dropout.
     """
     is_gpu = query.device.type == "cuda"
     return is_gpu and not dropout and not why_padded(query.device, query.dtype, query.shape[-1])
@@ -266,7 +266,8 @@ def fits(query: torch.Tensor, dropout: float) -> bool:
 
 @cache
 def why_padded(device: torch.device, dtype: torch.dtype, size: int) -> str:
-    """Return why attention on a GPU computes padded rows instead of the kernel; "" if it does not.
+    """Return the reason why attention on a GPU cannot use the kernel, and computes padded rows
+    instead; "" if the kernel is used.
 
     Args:
         size: Head size, D.
@@ -303,9 +304,9 @@ class Extents:
     keys: torch.Tensor
     """Like `queries`, for the keys: indices into the M keys."""
     most_queries: int
-    """Queries of the longest sequence."""
+    """Number of queries of the longest sequence."""
     most_keys: int
-    """Keys of the longest sequence."""
+    """Number of keys of the longest sequence."""
     copies: torch.Tensor | None = None
     """int64 [S + 1, P]: indices of the copies of the opening's keys; None without an opening."""
     own: torch.Tensor | None = None

@@ -60,7 +60,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surrogate:
-    """Hold what a correction returns for N tokens, as tensors [N]: the loss of each, its weight,
+    """Hold the result of a correction for N tokens, as tensors [N]: loss and weight of each token,
     and whether it was clipped or masked.
     """
 
@@ -86,7 +86,7 @@ class Correction(Variant):
         raise NotImplementedError("write its method `surrogate`")
 
     def checked(self, tokens: Tokens) -> Surrogate:
-        """Return what `surrogate` does, and check it if the class is a user's own.
+        """Return the result of `surrogate`, and check it if the class is a user's own.
 
         Raises:
             ConfigError: a user's own class raised, or returned something else than a number for
@@ -285,8 +285,8 @@ class Icepop(Clipped, tag="icepop"):
     """Tokens whose importance weight is too small or too large are masked."""
 
     # IcePop (Ring-1T, arXiv 2510.18855, with 0.5 and 5): inside the band a token keeps its full
-    # weight. A weight below the band says that the behaviour policy sampled what the proximal one
-    # hardly would; truncation from above keeps such tokens.
+    # weight. A token with a weight below the band was sampled by the behaviour policy, and the
+    # proximal policy would hardly sample it. Truncation from above alone keeps such tokens.
 
     keep_low: Share = 0.5
     """Tokens with a smaller weight are masked."""
@@ -632,8 +632,8 @@ def no_token(tokens: Tokens) -> "torch.Tensor":
 
 
 def sums_within(values: "torch.Tensor", numbers: "torch.Tensor") -> "torch.Tensor":
-    """Return, for each token, the sum of `values` over the tokens of the same number, which is that
-    of a turn or of a sequence: [N].
+    """Return, for each token, the sum of `values` over all tokens with the same number: [N].
+    `numbers` has the number of each token's turn or sequence.
     """
     totals = values.new_zeros(int(numbers.max()) + 1 if len(numbers) else 0)
     return totals.index_add(0, numbers, values)[numbers]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class SampledTokens(NamedTuple):
-    """Hold what the actor recorded of N sampled tokens, of one sequence or of a micro-batch."""
+    """Hold the actor's records of N sampled tokens, of one sequence or of a micro-batch."""
 
     logprobs: np.ndarray
     """float32 [N]: log-prob in nats under the behaviour policy."""
@@ -217,7 +217,7 @@ def trained_advantages(
     Args:
         trials: trials of a batch, with the turns of `table` in its order.
         device: device that computes the advantages.
-        kinds: what `trained_kinds` returns for the step.
+        kinds: kinds of turns that the step trains (`trained_kinds`).
     """
     is_trained = np.isin(table.kind, [*kinds])
     # A mean over tokens is one over the tokens of the loss.
@@ -291,8 +291,9 @@ def has_advantage(group: Group, config: Config) -> bool:
     same, a turn may still have one: for an invalid action, a long completion, or the time of a
     reward.
     """
-    # The group is enough: its scale does not decide whether an advantage is 0. (What the estimator
-    # "token_normalised" subtracts from all turns of a batch says nothing about the group.)
+    # The group is enough: its scale does not decide whether an advantage is 0. (The estimator
+    # "token_normalised" also subtracts a mean over the batch. That mean is no property of the
+    # group.)
     return bool(batch_advantages(credited([group], config), config, "cpu").any())
 
 
@@ -334,7 +335,7 @@ def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
 
 
 class HasTokens(Protocol):
-    """Declare what `split_minibatch` needs of a sequence: its tokens; protocol."""
+    """Declare the attribute of a sequence that `split_minibatch` needs, its tokens; protocol."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -342,7 +343,7 @@ class HasTokens(Protocol):
 
 
 AnySequence = TypeVar("AnySequence", bound=HasTokens)
-"""What `split_minibatch` takes and returns."""
+"""Type of the sequences that `split_minibatch` takes and returns."""
 
 
 def split_minibatch(

@@ -353,7 +353,8 @@ def trainer_of(
     """Make the trainer of a new run: the one that a method brings, or the default one.
 
     Args:
-        ranks: this process among those that the model is sharded over; None: it is alone.
+        ranks: this process among those that the model is sharded over; None: the model is not
+            sharded.
 
     Raises:
         RunError: the configuration asks for ranks, and there are none here; or a method cannot

@@ -19,10 +19,10 @@ The graph has three layers and two kinds of weighted edges:
 
     query q  --w_qt-->  path t  --w_tm-->  strategy m
 
-A query is what is known of a task before it is played: its environment and the seat of the policy.
-(If a run mixes several environments, each of them is a *part* of the mix, and the query names the
-part.) A path is a finished episode, and a strategy is a state with an action to take in it. The
-relevance of a strategy for a query is
+A query consists of the facts about a task that are known before it is played: its environment and
+the seat of the policy. (If a run mixes several environments, each of them is a *part* of the mix,
+and the query names the part.) A path is a finished episode, and a strategy is a state with an
+action to take in it. The relevance of a strategy for a query is
 
     rho(m | q) = sum over q', t of sim(q, q') w_qt(q', t) w_tm(t, m)
 
@@ -70,9 +70,9 @@ class Settings(Section):
     """Least similarity of two parts of a mix (cosine of the word counts of their rules) at which
     the strategies of one are used in the other; 1: each part has its own."""
     guided: Share = 0.5
-    """Share of a group's trials that begin with strategies, at least one trial and not all; the
-    return of the others is what the use of a strategy is measured against. The same share of the
-    scripted trials of a warm start is guided, so that the policy learns to read strategies."""
+    """Share of a group's trials that begin with strategies, at least one trial and not all; their
+    return is compared with that of the others, to measure the use of a strategy. The same share of
+    the scripted trials of a warm start is guided, so that the policy learns to read strategies."""
     rate: NonNegative = 1.0
     """Step size of the weights of edges, per unit of a trial's mean return per episode."""
     max_paths: Count = 64
@@ -210,8 +210,8 @@ OTHER_SEAT = 0.5
 """Similarity of two queries that differ in their seat alone."""
 
 
-class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hold statistics of one strategy; the strategy itself is a `Decision`."""
+class StrategyStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hold statistics of one strategy, which itself is a `Decision`."""
 
     born: Natural
     """First version of the memory that had the strategy."""
@@ -227,7 +227,7 @@ class GraphState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     version: Natural = 0
     """Number of steps that the memory has learned from."""
     paths: tuple[Path, ...] = ()
-    strategies: tuple[tuple[Decision, Strategy], ...] = ()
+    strategies: tuple[tuple[Decision, StrategyStatistics], ...] = ()
     queries: tuple[tuple[Query, Natural, float], ...] = ()
     """Edges: query, number of the path, weight."""
     supports: tuple[tuple[Natural, Natural, float], ...] = ()
@@ -240,7 +240,7 @@ class Graph:
     def __init__(self, similarity: Callable[[str, str], float] = operator.eq) -> None:
         self.similarity = similarity
         """Function that returns the similarity of two environments, 0 to 1."""
-        self.strategies: dict[Decision, Strategy] = {}
+        self.strategies: dict[Decision, StrategyStatistics] = {}
         self.queries: dict[tuple[Query, Path], float] = {}
         """Weights w_qt."""
         self.supports: dict[tuple[Path, Decision], float] = {}
@@ -250,7 +250,7 @@ class Graph:
         self, query: Query, path: Path, decision: Decision, *, born: int, weight: float
     ) -> None:
         """Add nodes and edges that are not there yet; new edges begin with `weight`."""
-        self.strategies.setdefault(decision, Strategy(born))
+        self.strategies.setdefault(decision, StrategyStatistics(born))
         self.queries.setdefault((query, path), weight)
         self.supports.setdefault((path, decision), weight)
 
@@ -312,7 +312,7 @@ class Graph:
 
     @staticmethod
     def of(table: GraphState, similarity: Callable[[str, str], float] = operator.eq) -> "Graph":
-        """Return the graph of a table."""
+        """Return the graph of a recorded state."""
         graph, decisions = Graph(similarity), [decision for decision, _ in table.strategies]
         graph.strategies = dict(table.strategies)
         graph.queries = {(query, table.paths[t]): weight for query, t, weight in table.queries}
@@ -372,8 +372,8 @@ def _bounded(weight: float) -> float:
 # Draws of strategies by their scores
 #
 # The first strategy is drawn with probability p(m) = exp(rho(m)) / sum of exp(rho) over all
-# strategies, as in the paper; the next one in the same way among those of other states that are
-# left (Plackett and Luce). For one strategy this is the paper's draw.
+# strategies, as in the paper. Each further one is drawn in the same way from the strategies whose
+# state no earlier draw had (Plackett and Luce).
 
 
 Scores = Mapping[Decision, float]
@@ -406,7 +406,7 @@ def best(scores: Scores, count: int) -> tuple[Decision, ...]:
 def _chosen(
     scores: Scores, count: int, choose: Callable[[Scores], Decision]
 ) -> tuple[Decision, ...]:
-    """Choose strategies one by one among those of states that no earlier choice had."""
+    """Choose strategies one by one, each from those whose state no earlier choice had."""
     found: list[Decision] = []
     while len(found) < count and (left := _remaining(scores, found)):
         found.append(choose(left))
@@ -433,7 +433,9 @@ def gradient(scores: Scores, decisions: Sequence[Decision]) -> dict[Decision, fl
 
 
 def _remaining(scores: Scores, found: Sequence[Decision]) -> dict[Decision, float]:
-    """Return the scores of the strategies whose state is that of no strategy in `found`."""
+    """Return the scores of the strategies whose state differs from the states of all strategies in
+    `found`.
+    """
     taken = {state for state, _ in found}
     return {each: score for each, score in scores.items() if each[0] not in taken}
 
@@ -457,8 +459,8 @@ class GraphMemory(Method):
         "graph_memory": {
             "methods.graph_memory.strategies": 3,
             "methods.graph_memory.told": "singly",
-            # Each half of a group is its own baseline; on cores a group has three trials by
-            # default, of which one would be alone.
+            # Guided trials are compared with guided ones, and others with others. Of three trials,
+            # the default on cores, one would be alone.
             "admission.trials_per_group": 8,
             "advantage.baseline": ["group", "memory", "kind", "episode", "index"],
         }
@@ -474,8 +476,8 @@ class GraphMemory(Method):
         """Strategies from the scripted trials so far: by query, the action for each state."""
 
     def check(self) -> None:
-        """Refuse groups in which no guided trial has another to compare with, and those in which
-        the baseline compares a trial with itself alone.
+        """Refuse groups of one trial, in which a guided trial could not be compared with others,
+        and groups in which the baseline would compare a trial with itself alone.
         """
         num_trials, advantage = self.config.admission.trials_per_group, self.config.advantage
         if num_trials < 2:
@@ -488,8 +490,8 @@ class GraphMemory(Method):
         if is_apart and min(guided, num_trials - guided) < 2:
             raise ConfigError(
                 f"methods.graph_memory: {guided} of {num_trials} trials of a group are guided, and "
-                'advantage.baseline has "memory", so that these and the others are compared among '
-                "themselves: a trial that is alone would never be trained. Set "
+                'advantage.baseline has "memory", so guided trials are compared with guided ones '
+                "alone, and others with others: a trial that is alone would never be trained. Set "
                 "admission.trials_per_group to at least 4, with methods.graph_memory.guided = 0.5, "
                 'or leave "memory" out of advantage.baseline'
             )
@@ -509,7 +511,9 @@ class GraphMemory(Method):
         return int(min(num_trials - 1, max(1, round(self.settings.guided * num_trials))))
 
     def guidance_tokens(self) -> int:
-        """Return the least tokens of a guidance: two for each strategy, its state and action."""
+        """Return the smallest number of tokens of a guidance: two for each strategy, its state and
+        action.
+        """
         return int(2 * self.settings.strategies)
 
     def evaluation_guidance(
@@ -556,8 +560,8 @@ class GraphMemory(Method):
     # it would ignore strategies, so their utility could not be measured. Therefore some
     # demonstrations begin with strategies of earlier demonstrations, in the form that the memory
     # writes, and their script follows them in the first episode. These strategies come from other
-    # tasks and may be wrong. The later episodes of a demonstration show that what the trial itself
-    # has seen counts more than advice.
+    # tasks and may be wrong. In its later episodes a demonstration follows its own observations,
+    # not the advice: this teaches the model to prefer them.
 
     def guide_demonstration(self, task: Task) -> Guidance | None:
         """Return strategies of earlier demonstrations, for the share `guided` of demonstrations."""

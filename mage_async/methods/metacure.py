@@ -57,8 +57,9 @@ class Settings(Section):
     """Reward per nat that a turn gains about the hidden member, in all episodes but the last. 0: no
     bonus."""
     inference: Literal["exact", "learned"] = "exact"
-    """What infers the hidden member: the environment's Bayes filter, which it must have, or counts
-    of what follows an action in a state, over the trials of a batch."""
+    """How the hidden member is inferred. "exact": by the environment's Bayes filter, which it must
+    have. "learned": from counts, over the trials of a batch, of the observations that follow an
+    action in a state."""
     separate_roles: bool = False
     """Episodes before the last are played by an explorer and the last by an exploiter, each a
     low-rank adapter of its own; needs `policy.lora`."""
@@ -168,7 +169,7 @@ class MetaCure(Method):
 
 
 def filter_of(environment: Environment) -> Belief | None:
-    """Return the environment's filter over its train members; None: it has none."""
+    """Return the environment's filter over its train members; None if it has no filter."""
     belief = getattr(environment, "belief", None)  # a user's class may lack the method
     return None if belief is None else belief("train")
 

@@ -369,7 +369,7 @@ class Methods:
         """Return the horizon of a group granted at a policy version.
 
         Args:
-            num_episodes: episodes of a trial, where no method says otherwise.
+            num_episodes: number of episodes of a trial, unless a method changes it.
         """
         horizon = Horizon(num_episodes)
         for method in self:
@@ -617,8 +617,8 @@ _RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "batch_metrics": (lambda value: isinstance(value, Mapping), "a dictionary of numbers"),
 }
-"""Whether a value is what a hook returns, and words for that. Rewards of turns and loss terms are
-checked where they are used."""
+"""By hook: a function that returns whether a value is a valid result of the hook, and a description
+of valid results. Rewards of turns and loss terms are checked where they are used."""
 
 
 class _OwnTerm:
@@ -632,12 +632,12 @@ class _OwnTerm:
         self.reference_cycle = getattr(term, "reference_cycle", 0)
 
     def prepare(self, *given: Any) -> Any:
-        """Return what the user's `prepare` does."""
+        """Return the result of the user's `prepare`."""
         with _naming(self._name, "prepare"):
             return self._term.prepare(*given)
 
     def loss(self, *given: Any) -> tuple[Any, Any]:
-        """Return what the user's `loss` does."""
+        """Return the result of the user's `loss`."""
         with _naming(self._name, "loss"):
             added, counted = self._term.loss(*given)
             dimensions = added.dim(), counted.dim()
@@ -649,7 +649,7 @@ class _OwnTerm:
         return added, counted
 
     def metrics(self, counted: Any) -> dict[str, float]:
-        """Return what the user's `metrics` does."""
+        """Return the result of the user's `metrics`."""
         with _naming(self._name, "metrics"):
             return {name: float(each) for name, each in self._term.metrics(counted).items()}
 

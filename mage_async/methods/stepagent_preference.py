@@ -129,10 +129,11 @@ class PreferenceLoss:
 
 @torch.no_grad()
 def likeliest(inputs: HeadInputs, kinds: np.ndarray, turn_lengths: np.ndarray) -> np.ndarray:
-    """Return the expert policy's most likely token where it first differs from the sampled one in
-    an action: int64 [N], -1 elsewhere.
+    """Return expert tokens: int64 [N]. In each action, at the first sampled token that is not the
+    expert policy's most likely one, this is the expert's; -1 at all other tokens.
 
-    Where the sampled token was drawn from a set of allowed tokens, the expert's is of this set too.
+    If the sampled token was drawn from a set of allowed tokens, the expert's token is the most
+    likely one of this set.
 
     Args:
         inputs: the expert's forward over the policy's own tokens.

@@ -82,7 +82,7 @@ def warnings_of(
     limits: Iterable[int],
     num_fingerprints: int = 0,
 ) -> list[str]:
-    """Return sentences about what makes a measurement doubtful.
+    """Return sentences about reasons to doubt a measurement.
 
     Args:
         counts: By label of the game.

@@ -39,8 +39,9 @@ IGNORED_KEYS = (
     *("seed", "journal.", "supervision.", "transport.", "evaluation.final_trials"),
     VERSION_OF,
 )
-"""Beginnings of keys that make no separate arm: they change neither what is learned nor how fast,
-or only the width of a run's own intervals. Versions that differ are named above the tables.
+"""Beginnings of keys that do not separate arms. They change neither the method nor its speed;
+`evaluation.final_trials` changes only the width of a run's own intervals. Versions of libraries
+that differ are named above the tables.
 """
 SUMMARY_PARTS = ("environment", "seed", "complete")
 """Keys that every summary has, even that of an interrupted run."""
@@ -51,8 +52,8 @@ pages the same colours stand for evaluation sets and episodes, hence the names.
 LAST = ("return_by_episode", -1)
 """Path of the last episode's return in the score of an evaluation set."""
 SPLITS = {"held-out tasks": "heldout", "trained batches": "train"}
-"""Evaluation sets that curves may show. The first one of which every run has a curve is drawn, or
-else the last one.
+"""Evaluation sets that curves may show. The first set for which every run has a curve is drawn; if
+there is none, the last set.
 """
 
 
@@ -71,7 +72,9 @@ class ComparedRun:
         return self.records.config.seed
 
     def made_with(self) -> dict[str, str]:
-        """Return the actors and versions of the run, with those before a `--resume`."""
+        """Return the number of actors and the versions of libraries of the run, those before a
+        `--resume` included.
+        """
         changed = self.summary.get("changed_keys", {})
         return made_with_of(self.records) | {
             key.removeprefix(VERSION_OF): text
@@ -115,9 +118,9 @@ class Arm:
         pairs = [f"{names[key]} {_value_text(value)}" for key, value in known.items()]
         if pairs or not self.settings:
             return ", ".join(pairs) or "all runs"
-        # This configuration has none of the differing keys, so all of them belong to methods that
-        # it does not turn on. (Where another table differs, its `kind`, its `estimator` or its
-        # "none" differs too, and names the arm.)
+        # This configuration has none of the differing keys, so all of them are keys of methods that
+        # it does not turn on. (Other tables that can be absent have a `kind`, an `estimator` or the
+        # value "none", which every configuration has and which would differ too.)
         methods = dict.fromkeys(key.removeprefix("methods.").split(".")[0] for key in self.settings)
         return f"without {', '.join(methods)}"
 
@@ -139,8 +142,8 @@ class Arm:
 
 
 def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
-    """Sort runs into arms, in the order in which each arm first appears; seeds ascend. Runs with
-    two versions of a class of the user's own are two arms.
+    """Sort runs into arms. Arms are in the order of their first runs, and the runs of an arm in
+    order of their seeds. Runs with different versions of a user's own class are in different arms.
     """
     runs = list(runs)
     names = {name for run in runs for name in run.sources}
@@ -164,8 +167,8 @@ def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
 
 
 def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
-    """Return second minus first for each seed that both arms have; several runs of an arm with one
-    seed count as one, with their mean.
+    """Return the difference, second minus first, for each seed that both arms have. If an arm has
+    several runs of a seed, their mean is taken.
     """
     by_arm: tuple[defaultdict[int, list[float]], ...] = (defaultdict(list), defaultdict(list))
     for found, arm in zip(by_arm, (first, second), strict=True):
@@ -192,8 +195,8 @@ def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the values of a key differ.
 
     Some tables, such as a correction, have a `kind`, and keys that only some kinds have. Such a key
-    differs only if the configurations that have it disagree. A key that is a table in one of them,
-    and "none" in another, differs too.
+    differs only if the configurations that have it disagree. A key that is a table in one
+    configuration, and "none" in another, differs too.
     """
     table = key.rpartition(".")[0]
     has_kinds = any({f"{table}.kind", f"{table}.estimator"} & {*each} for each in settings)
@@ -203,7 +206,9 @@ def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _short_key(key: str) -> str:
-    """Return a key's last name; for the kind of a table inside a section, the table's name."""
+    """Return the last part of a key; for the `kind` of a table inside a section, the name of the
+    table.
+    """
     # Two empty names are put first, because a key of the top level, such as "seed", has no table.
     *above, table, last = ("", "", *key.split("."))
     return table if last == "kind" and any(above) else last
@@ -365,7 +370,9 @@ def _difference_table(first: Arm, others: Sequence[Arm]) -> Table:
 
 
 def _arm_table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]) -> Table:
-    """Return a table with a row for each arm; `columns` has the text of each column."""
+    """Return a table with a row for each arm; `columns` has, by its head, the function that returns
+    the text of a column.
+    """
     rows = [
         TableRow(arm.label, [TableCell(text(arm)) for text in columns.values()]) for arm in found
     ]
@@ -373,8 +380,8 @@ def _arm_table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]
 
 
 def _mean(arm: Arm, *path: str | int) -> str:
-    """Return the mean of an evaluation's figure over the runs of an arm, with its interval, and the
-    number of runs that have the figure if some have not.
+    """Return the mean of an evaluation's figure over the runs of an arm, with its interval. If only
+    some runs have the figure, their number follows.
     """
     values = arm.values("evaluation", *path)
     if not values:
@@ -385,8 +392,8 @@ def _mean(arm: Arm, *path: str | int) -> str:
 
 
 def _interval_text(values: Sequence[float]) -> str:
-    """Return a mean and its half-width as text; "± ?" if all values are equal, perhaps by chance:
-    they say nothing of their spread.
+    """Return the mean and the half-width of its interval as text; "± ?" if all values are equal,
+    because they may be equal by chance and the spread cannot be estimated.
     """
     mean, half = interval(values)  # the half-width of a single value is NaN
     digits = num_decimals((mean, half))

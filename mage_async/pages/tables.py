@@ -1,4 +1,4 @@
-"""Hold tables as plain data, which `templates/parts.html` lays out, and make those that show
+"""Define tables as plain data, which `templates/parts.html` lays out, and make the tables of
 returns.
 """
 
@@ -26,10 +26,13 @@ from mage_async.trajectory import num_decimals
 
 MOST_MEMBERS = 40
 """Largest number of members of a split that a table lists. If there are more, it lists those with
-the lowest and the highest returns. A class without members has 1,024 tasks, with a few trials each.
+the lowest and the highest returns. A user's class without `members` has 1,024 training tasks, and a
+few trials of each.
 """
 MOST_SHOWN = 20
-"""Largest number of members of a split in its table; the others that are listed are folded."""
+"""Largest number of members of a split in its table; the page folds the rest of those that it
+lists.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class TableCell:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Hold a label and its cells; `css` is a class of the row."""
+    """Hold a label and its cells; `css` is the CSS class of the row."""
 
     label: str
     cells: Sequence[TableCell]
@@ -115,14 +118,15 @@ def sets_tables(
 
 
 def _wins_table(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> Table | None:
-    """Return the shares of held-out tasks that were won, drawn and lost in each episode, and of
-    those won in any episode so far.
+    """Return the table of held-out tasks by episode: the shares won, drawn and lost, and the share
+    that was won in this or an earlier episode.
 
-    None if all episodes were won, or all were not won, with memory and without: then `wins_above`
-    does not distinguish good play from bad.
+    None if every episode was won, or none was, with memory and without it: then the environment's
+    `wins_above` does not distinguish good play from bad.
 
-    The share won so far never decreases, even without learning. So a last row shows it for the same
-    policy without its earlier episodes in the context (`blind`): what independent retries reach.
+    The share won so far never decreases, even without learning. So a last row shows it for the
+    control `blind`, the same policy without earlier episodes in its context: such episodes are
+    independent retries.
     """
     won, lost = heldout["won_by_episode"], heldout["lost_by_episode"]
     # Rounding would leave a share such as -2.8e-17, which is printed as "-0 %".
@@ -148,15 +152,15 @@ def _cut_short(evaluation: Mapping[str, Any]) -> str:
 
 
 def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str]]:
-    """Return a labelled table for each environment of a mix of environments: the returns on its
-    evaluation sets, and its references.
+    """Return a labelled table for each environment of a mix: its returns on the evaluation sets,
+    and its references.
     """
     tables: list[dict[str, Table | str]] = []
     for environment in environment_rows(summary):
         facts = environment.facts
         largest = max(abs(facts["min_return"] or 0.0), abs(facts["max_return"] or 0.0))
         rows = [*environment.sets.values(), *environment.references]
-        # Without declared bounds of its returns an environment has a bound of 1.
+        # An environment that declares no bounds of its returns gets the bound 1.
         table = episode_table("set", rows, bound=largest / facts["units"] or 1.0)
         tables.append({"label": environment.label, "table": table})
     return tables
@@ -228,12 +232,12 @@ def population_table(table: Mapping[str, Any], units: int) -> Table:
     first.
 
     Args:
-        table: What `League.table` returns; versions of the policy that it keeps are in bold.
+        table: Result of `League.table`. Versions of the policy that the league keeps are in bold.
         units: Number of units of an episode, by which returns are divided.
     """
     standings: Mapping[str, Standing] = table["standings"]
     ordered = sorted(standings.items(), key=lambda item: -item[1]["rating"])
-    rows = [TableRow("the agent, at last", [_number(f"{table['rating']:.0f}")])]
+    rows = [TableRow("the agent, at the end", [_number(f"{table['rating']:.0f}")])]
     for name, standing in ordered:
         if standing["groups"]:
             numbers = (

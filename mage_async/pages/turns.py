@@ -91,8 +91,8 @@ class ShownTrial:
     num_tokens: int
     duration_s: float
     guidance_version: int | None
-    """Version of the guidance (advice from earlier tasks) in its first prompt; None if there was
-    none."""
+    """Version of the guidance (advice from earlier tasks) in the first prompt; None if there was no
+    guidance."""
     seat: int | None
     """Seat of the trial, if the policy played both seats of its group's task; else None, because
     all trials of the group then have the seat of the group."""
@@ -102,8 +102,8 @@ class ShownTrial:
 class SampleTrial:
     """Hold a trial of a run's `trials.jsonl` by episodes.
 
-    Rewards of episodes are per unit of the environment, such as a round; those of turns are as
-    paid.
+    Rewards of episodes are divided by the number of units of the environment, such as rounds;
+    rewards of turns are not.
     """
 
     version: int

@@ -38,9 +38,10 @@ NUM_TURNS = 2
 MOST_CONTEXTS = 16
 """Largest number of trials that are played at once; more trials would take longer in proportion."""
 NUM_RANDOM_TRIALS = 6
-"""Number of trials of random play, whose mean length stands for that of a trial."""
+"""Number of trials of random play, whose mean length is taken as the length of the run's trials."""
 TIMED_S = 3.0
-"""Seconds that the timed update may take, unless that of a single trial takes longer."""
+"""Largest number of seconds of the timed update, unless the update of a single trial takes longer.
+"""
 MAX_EXAMPLE_CHARS = 200
 """Number of characters to which the example of an action is cut."""
 
@@ -95,7 +96,7 @@ def play_first_turns(
         in_time: Yields the trials of random play, and ends when one of them takes too long.
 
     Returns:
-        What the turns showed; None if the engine is not the embedded one, or a program plays the
+        The measurements; None if the engine is not the embedded one, or a program plays the
         environment or a part of it.
 
     Raises:

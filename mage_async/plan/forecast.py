@@ -13,7 +13,7 @@ from mage_async.trials.win_stay import NUM_PLAYED
 MAX_STEP_S = 300.0
 """Seconds of a step above which a batch is made smaller."""
 FEWEST_GROUPS = 2
-"""Smallest number of groups of a batch that is made smaller, so that it has more than one task."""
+"""A batch is not made smaller than this number of groups, so that it has more than one task."""
 NUM_FINAL_SETS = 4
 """Number of sets in a final evaluation: held-out, blind, swapped, and training tasks. A method that
 gives guidance adds one: held-out without guidance."""
@@ -25,8 +25,8 @@ above 1 because actors load the weights only after the learner has loaded and pu
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Hold times in seconds that were measured on this machine, and the amounts of work that took
-    them.
+    """Hold times in seconds that were measured on this machine, and the amounts of work that were
+    measured.
     """
 
     load_s: float
@@ -166,7 +166,8 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
 
 
 def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores: int) -> str:
-    """Say how to use cores that a run would leave idle; return "" if it leaves none, or too few.
+    """Return a sentence on how to use cores that a run would leave idle; "" if it leaves none, or
+    too few.
 
     The training of a step and the play of its trials overlap, so only the slower one is worth
     more cores.
@@ -177,7 +178,7 @@ def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores
     if idle < 1 or not learner.steps:
         return ""
     if expected.train_s >= expected.play_s / num_actors:
-        if idle < learner.ranks:  # each rank needs another one
+        if idle < learner.ranks:  # there is no further core for each rank
             return ""
         cure = f"learner.threads = {learner.threads + idle // learner.ranks} shortens the training"
     elif idle >= engine.threads:

@@ -125,15 +125,15 @@ def meta_model(config: Config, shape: Shape) -> PreTrainedModel:
 
 
 def _model_config(config: Config) -> PretrainedConfig:
-    """Return the `config.json` of a policy: a tiny one's, a local one's, or that of a known hub
-    model.
+    """Return the model configuration of a policy: that of a tiny model, the `config.json` on this
+    machine, or the known one of a hub model (`HUB`).
     """
     policy = config.policy
     if isinstance(policy, Tiny):
         return tiny_shape(policy, build_tokenizer(environment_of(config).facts.words))
     directory = local_policy(policy.source)
     try:
-        # A hub model whose `config.json` was downloaded before.
+        # A hub model's `config.json` may have been downloaded before.
         cached = None if directory else try_to_load_from_cache(policy.source, "config.json")
     except HFValidationError:
         cached = None  # no hub model can have this name

@@ -93,7 +93,7 @@ def device_for(config: Config, *, machine_bytes: int, memory_gb: float = 0.0) ->
 
     Args:
         machine_bytes: memory of this machine.
-        memory_gb: memory in 10^9 bytes, instead of what the device has; 0: what it has.
+        memory_gb: memory in 10^9 bytes to plan with; 0: the device's own.
 
     Raises:
         ConfigError: the learner computes on a GPU that is neither here nor named.
@@ -468,7 +468,7 @@ def _sglang(
 
     Args:
         is_first: Whether it is the first of the GPUs that share the model.
-        there: What else is on the GPU, without engines that are planned later.
+        there: The other parts on the GPU, without engines that are planned later.
     """
     server: dict[str, Any] = getattr(config.engine, "server", {})
     itemsize = ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2)

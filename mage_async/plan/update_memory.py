@@ -38,9 +38,10 @@ aten = torch.ops.aten
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, products: int) -> int:
-    """Return the operations of `products` matrix products of [S, N, L, D] and [S, K, L', D].
+    """Return the number of operations of `products` matrix products of [S, N, L, D] and [S, K, L',
+    D].
 
-    A causal mask saves none, as in torch's own table.
+    A causal mask does not lower the number, as in torch's own table.
     """
     *rows, size = query.shape
     return 2 * products * math.prod(rows) * key.shape[2] * size
@@ -59,7 +60,7 @@ ATTENTION: dict[Any, Callable[..., int]] = {
 
 @dataclass(slots=True)
 class _Held:
-    """Hold the part under which a living tensor storage is counted, and its bytes."""
+    """Hold the bytes of a living tensor storage, and the part to which they count."""
 
     part: str
     size: int
@@ -88,7 +89,7 @@ class Trace(TorchDispatchMode):
         )
 
     def count(self, tensors: Iterable[torch.Tensor], part: str) -> None:
-        """Count these tensors under a part from here on."""
+        """Assign tensors to another part."""
         for tensor in tensors:
             held = self._held[tensor.untyped_storage()]
             self._live[held.part] -= held.size
@@ -154,7 +155,7 @@ class PlannedEightBit(torch.optim.Optimizer):
         super().__init__(trained, {"lr": 0.0})
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Make the state that does not exist yet; return None."""
+        """Create the state of weights that have none; return None."""
         for weight in self.param_groups[0]["params"]:
             if not self.state[weight]:
                 moments = {name: _moment(weight) for name in ("exp_avg", "exp_avg_sq")}
@@ -186,7 +187,8 @@ class Batch:
         """Return the largest batch of a configuration.
 
         Args:
-            tokens: Number of tokens of a segment; 0 for `engine.max_tokens`.
+            tokens: Number of tokens of a segment; 0 for the longest context (`trial.room`, or
+                `engine.max_tokens` if that is 0).
         """
         trial, transcript = config.trial, config.transcript
         max_turns = environment_of(config).facts.max_turns
@@ -225,7 +227,8 @@ def random_segments(
     """Return segments of random tokens, each with one turn whose tokens are spread evenly.
 
     Args:
-        lengths: Number of tokens of each segment. The sampled share of them is that of `batch`.
+        lengths: Number of tokens of each segment. As large a share of them is sampled as in
+            `batch`.
     """
     source = np.random.default_rng(0)
     segments = []
@@ -260,7 +263,7 @@ class Update:
     parts: Counter[str]
     """Bytes by part at the moment of the highest total."""
     token_flops: float
-    """Operations for each token of the batch, the LM head included."""
+    """Number of operations per token of the micro-batch, the LM head included."""
     publication_bytes: int
     """Bytes of a published version, which the learner holds during the next update."""
 
@@ -297,7 +300,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
 
 
 def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -> Trainer:
-    """Return the learner's trainer on fake tensors, whose bytes are counted by part."""
+    """Return the learner's trainer on fake tensors, and assign their bytes to parts."""
     learner = config.learner
     model = _fake_model(config, shape, mode, trace, "weights")
     # Planning needs no torchao: build the plain optimizer, and replace it by `PlannedEightBit`.
@@ -326,7 +329,7 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
 def _fake_model(
     config: Config, shape: Shape, mode: FakeTensorMode, trace: Trace, part: str
 ) -> PreTrainedModel:
-    """Return the model as the learner trains it, on fake CPU tensors that count under a part."""
+    """Return the model that the learner trains, on fake CPU tensors that count to `part`."""
     model = meta_model(config, shape)
     with mode:
         model.to_empty(device="cpu").tie_weights()

@@ -51,8 +51,8 @@ moments.
 
 
 def chosen_checkpoint(run: RunDirectory, config: Config, checkpoint: str) -> tuple[Path, int]:
-    """Return the folder of a checkpoint of a run, and its version: the one that is evaluated,
-    served, pushed, played or started from.
+    """Return the folder and the version of the checkpoint that a user chose, to evaluate, serve,
+    push or play it, or to start from it.
 
     Args:
         checkpoint: "newest", "best" (`best_checkpoint`), or the number of a step. In a run without

@@ -213,8 +213,8 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
                 trials.append(trial := scripted_trial(*given))
                 break
             except CallFault as fault:
-                # A fault of a network or a server may be gone, and the same trial is played again,
-                # as by actors, so that what is cloned depends on the seed alone.
+                # A fault of a network or a server may be gone at the next try, so the same trial is
+                # played again, as actors do. So the cloned trials depend on the seed alone.
                 if fault.mistake or not left:
                     raise
         methods.learn_demonstration(trial)

@@ -24,7 +24,8 @@ def writing(what: str, advice: str = "make room, then --resume") -> Iterator[Non
     """Turn an error of the disk into a `RunError` of one line.
 
     Args:
-        advice: What to do; the default is for a learner, which goes on with `--resume`.
+        advice: Remedy that the message names; the default is for a learner, whose run `--resume`
+            continues.
 
     Raises:
         DiskFull: there is no space.

@@ -106,7 +106,9 @@ def publishes_adapters(config: Config) -> bool:
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapters as peft reads them, that of a role into a folder with the role's name."""
+    """Write the adapters in peft's format. With two roles, each role's adapter gets a folder with
+    the name of the role.
+    """
     for adapter, lora in model.peft_config.items():
         own_folder = _folder_of(adapter, folder)
         own_folder.mkdir(parents=True, exist_ok=True)
@@ -119,8 +121,8 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Load saved adapters into a model, in place.
 
     Raises:
-        PolicyError: the folder has no adapters, lacks those of a role, or has adapters of other
-            layers or of another rank.
+        PolicyError: the folder has no adapters, lacks the adapter of a role, or has adapters of
+            other layers or of another rank.
     """
     if not holds_adapters(folder):
         raise PolicyError(f"{folder} was trained without policy.lora: leave that section out")

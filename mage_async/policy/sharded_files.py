@@ -59,8 +59,8 @@ def write_head(file: Path, head: bytes) -> None:
 
 
 def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
-    """Map the tensors of a written file into memory, to compute their digests from what the disk
-    holds: uint8 [bytes], without the header.
+    """Map the tensors of a written file into memory, so that their digests are computed from the
+    bytes on disk: uint8 [bytes], without the header.
 
     Args:
         start: Offset in bytes at which the tensors begin, after the header.

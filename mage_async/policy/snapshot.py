@@ -126,8 +126,8 @@ def beside_training(
 
     Args:
         data: Tensor that the context works on.
-        ready: Event that is set once `data` is complete; None if `data` is complete and on the CPU:
-            then there is no stream.
+        ready: Event that is set once `data` is complete. None if `data` is on the CPU, where it is
+            complete already; no stream is used then.
     """
     if ready is None:
         yield None
@@ -140,7 +140,8 @@ def beside_training(
 
 
 def on_host(data: torch.Tensor, ready: torch.cuda.Event | None) -> torch.Tensor:
-    """Return the bytes in host memory: a copy of a GPU's tensor, a CPU's tensor itself.
+    """Return the bytes in host memory: a copy if the tensor is on a GPU, the tensor itself if it is
+    on the CPU.
 
     Args:
         data: uint8 [bytes]
@@ -186,9 +187,11 @@ class Snapshot:
     if they were not computed.
     """
     is_merged: bool = False
-    """Whether adapters are merged, here or by engines, which rounds the weights."""
+    """Whether adapters are merged, here or by engines. Merging rounds the weights."""
     base: AdapterBase | None = None
-    """The frozen weights, if the tensors are adapters; None if they are all weights."""
+    """Description of the frozen weights, if the tensors are adapters; None if the tensors are whole
+    weights.
+    """
 
     @staticmethod
     @torch.no_grad()
@@ -198,7 +201,8 @@ class Snapshot:
         logprobs: torch.Tensor | None = None,
         base: AdapterBase | None = None,
     ) -> "Snapshot":
-        """Copy a model's weights, its adapters merged, without a tied LM head; or its adapters.
+        """Copy a model's weights, with adapters merged into them and without a tied LM head, or
+        copy its adapters alone.
 
         Args:
             logprobs: Probe log-probs of this model (`mage_async/policy/weight_digest.py`).
@@ -214,7 +218,7 @@ class Snapshot:
         for name, tensor in copied:
             if name in copies:  # all but a tied LM head
                 copies[name].copy_(tensor)
-        # If adapters alone are copied, rows of their matrices and of the merged weights are
+        # If adapters alone are copied, rows both of their matrices and of the merged weights are
         # checksummed.
         lengths, rows = checked_rows(tensors | weights, layers, version)
         ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
@@ -223,7 +227,7 @@ class Snapshot:
     def write(self, file: Path) -> None:
         """Write a safetensors file, whole or not at all, readable by every user.
 
-        In a folder of shared memory this is one copy, without a disk.
+        If the folder is in shared memory, the tensors are copied once, and no disk is used.
         """
         working = part_of(file)
         host = replace(self, data=on_host(self.data, self.ready))
@@ -272,7 +276,8 @@ def fingerprint_of(
     Args:
         data: Weights in host memory, uint8 [bytes]. The fingerprint has a digest of each tensor if
             there are `logprobs` or the tensors are adapters, otherwise one digest of a sample of
-            the bytes. None if the weights are not in host memory: it has no digest then.
+            the bytes. None if the weights are not in host memory: the fingerprint has no digest
+            then.
         logprobs: Probe log-probs in nats; empty if they were not computed.
         base: The frozen weights, if the tensors are adapters.
     """
@@ -295,8 +300,8 @@ def fingerprint_of(
 def checked_rows(
     tensors: dict[str, torch.Tensor], layers: dict[str, AdaptedLayer], version: int
 ) -> tuple[dict[str, int], torch.Tensor]:
-    """Return the length of the row of each tensor that a version checksums, and all these rows,
-    with adapters merged: float64 [elements].
+    """Return the rows that a version checksums, one of each tensor: their lengths by the tensor's
+    name, and the rows themselves, concatenated and with adapters merged, float64 [elements].
 
     Args:
         layers: Layers with adapters, by name.

@@ -4,9 +4,9 @@ context.
 `demonstrations.py` makes the examples. Two choices were made by measurements. Tokens that the chat
 template forces get a small weight, because otherwise they dominate the mean loss. RL begins only
 when the loss on the observations of the last episode has fallen below that of the first one (the
-gate), as it does in a model that uses earlier episodes. The ratio of the two also falls in any
+gate), as it does in a model that uses earlier episodes. The ratio of the two losses falls in any
 model if the observations of the last episode are easier to predict by themselves;
-`demonstrations.py` makes a note of that for the run.
+`demonstrations.py` notes in the run if that is so.
 """
 
 import math
@@ -32,8 +32,7 @@ GATE_EVERY = 25
 """Number of steps over which the gate's losses are averaged."""
 LEAST_FALL = 0.05
 """Share by which the loss, or the ratio of the gate, has to fall for a warm start to have taught
-something. Losses of the tiny model fell by 60 % or more; a ratio that stayed as it was varied by
-3 %."""
+something. Losses of the tiny model fell by 60 % or more. A ratio without a trend varied by 3 %."""
 MOST_SKIPPED = 25
 """Number of skipped steps in a row after which a warm start has failed."""
 
@@ -44,8 +43,8 @@ class Progress:
 
     step: int
     steps: int
-    """Total to show beside `step`: the steps of the schedule, or the largest number of steps once
-    these are exceeded because the gate is shut.
+    """Total to show beside `step`: the steps of the schedule; if these are exceeded because the
+    gate is shut, the largest number of steps.
     """
     loss: float
     gate: float
@@ -57,7 +56,7 @@ class Progress:
     num_skipped: int = 0
     """Number of steps so far whose gradient was not finite, and which changed nothing."""
     fault: str = ""
-    """At the end: why the model has learned nothing, as a clause; "" if it has learned."""
+    """At the end: the reason if the model has learned nothing, as a clause; else ""."""
     cure: str = ""
     """What to do about the fault, as a sentence."""
 
@@ -133,14 +132,14 @@ def warm_start(
         shown_gate = gate if sums.shape[1] > 1 else math.nan
         progress = Progress(step, shown_steps, loss, shown_gate, num_skipped)
         report(progress)
-    # No gate can open where contexts have no earlier episodes.
+    # If contexts have no earlier episodes, the ratio cannot fall, which is no fault.
     fault, cure = _fault(warm, losses, [] if config.trial.memory == "none" else gates)
     return replace(progress, fault=fault, cure=cure)
 
 
 def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) -> tuple[str, str]:
-    """Return why a warm start has taught nothing, and what to do; two empty texts if it has taught
-    something, or is too short to tell.
+    """Return the reason why a warm start has taught nothing, and a remedy. Both are empty if it has
+    taught something, or is too short to tell.
 
     Args:
         losses: The loss of each step that was not skipped.

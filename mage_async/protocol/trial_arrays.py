@@ -26,9 +26,10 @@ from mage_async.trajectory import Alternative, FinishedEpisodes, Kind, Segment, 
 #     allowed     int32 [A]           `AllowedSets` of the restricted segments, one after the other:
 #                                     index, offsets and tokens; empty if nothing is restricted
 #
-# Values per token are arrays; values per turn are in the header. msgspec reads and writes 26 turns
-# in 13 µs; as an int32 table that Python takes apart they cost 25 µs and more frames. Rewards keep
-# their float64, so the learner computes the same returns as an actor would.
+# Values per token are arrays; values per turn are in the header. msgspec writes and reads 26 turns
+# in 13 µs. If they were an int32 table, which Python code would have to convert, it would take 25
+# µs, and more frames. Rewards keep their float64, so the learner computes the same returns as an
+# actor would.
 
 Frame = bytes | memoryview
 """One frame of a message."""
@@ -48,9 +49,10 @@ class Limits:
 
     Sizes are checked before anything is allocated.
 
-    A trial over a limit is lost with its group after it was played. The limits lie far above what
-    can be trained, so that training does not favour short trials by losing long ones. The largest
-    message, 57 MiB, fits into one record of the journal (64 MiB); its decoding takes 30 ms.
+    A trial over a limit is dropped with its group after it was played. So the limits lie far above
+    the sizes of trials that can be trained: otherwise the loss of long trials would favour short
+    ones. The largest message, 57 MiB, fits into one record of the journal (64 MiB); its decoding
+    takes 30 ms.
     """
 
     max_header_bytes: int = 2**23
@@ -78,7 +80,7 @@ class Limits:
     """
 
     def max_frame_bytes(self) -> int:
-        """Return the size of the largest frame: the header, or an array with 4 bytes a number."""
+        """Return the size of the largest frame: the header, or an array with 4 bytes per number."""
         return max(self.max_header_bytes, self.max_tokens * 4, self.max_allowed * 4)
 
 
@@ -98,7 +100,9 @@ class TrialResult:
     the trial was played in this process or read from a journal.
     """
     other: Trial | None = None
-    """The trial of the other seat, if the policy played both; its index is the next one."""
+    """The trial of the other seat, if the policy played both; its index in the group follows that
+    of `trial`.
+    """
 
     def trials(self) -> tuple[Trial, ...]:
         """Return the trial, or the trials of both seats, in order of index."""
@@ -176,8 +180,8 @@ class TrialHeader(SeatHeader, kw_only=True, tag="TrialResult"):
 
     def with_other(self, header: "TrialHeader") -> "TrialHeader":
         """Return this header together with that of the other seat's trial."""
-        across = (self.task.from_other_seat(), self.index + 1, self.num_episodes)
-        assert (header.task, header.index, header.num_episodes) == across, "another play's trial"
+        expected = (self.task.from_other_seat(), self.index + 1, self.num_episodes)
+        assert (header.task, header.index, header.num_episodes) == expected, "another play's trial"
         own = {name: getattr(header, name) for name in SeatHeader.__struct_fields__}
         return msgspec.structs.replace(self, other=SeatHeader(**own))
 
@@ -194,7 +198,8 @@ _SHARED_FIELDS = [name for name in TrialHeader.__struct_fields__ if name in Tria
 
 
 def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[Frame]]:
-    """Return the header and the array frames of a trial, after the checks of the receiver.
+    """Return the header and the array frames of a trial, after the same checks that the receiver
+    makes.
 
     Raises:
         WireError: the trial exceeds a limit, or its parts contradict each other.
@@ -217,7 +222,7 @@ def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[F
     sets = [segment.allowed for segment in segments if segment.allowed is not None]
     parts = [part for each in sets for part in (each.index, each.offsets, each.tokens)]
     frames.append(_bytes(_joined("allowed sets", parts, TOKENS)) if parts else b"")
-    # Read for the checks alone: the receiver reads the allowed sets in the same way.
+    # The result is not used. The call makes the checks that the receiver makes when it reads.
     _read_allowed(header, frames, tokens, sampled, limits)
     return header, frames
 
@@ -282,7 +287,7 @@ def unpack_episodes(
 
 
 def _header(result: TrialResult, trial: Trial) -> TrialHeader:
-    """Return the header of one trial of a result: of its own, or of the other seat's."""
+    """Return the header of one trial of a result: of `result.trial` or `result.other`."""
     # A trial that was cut short has no last episode to train on; only evaluations count it.
     if trial.cut_at is not None:
         raise WireError(
@@ -453,9 +458,11 @@ def _check_values(
         start += length
 
 
-def _check_runs(segment: int, runs: Sequence[VersionRun], length: int, is_sampled: bool) -> None:
-    """Check that runs are in order and inside their segment, and that sampled tokens have one."""
-    if is_sampled and not runs:
+def _check_runs(segment: int, runs: Sequence[VersionRun], length: int, has_sampled: bool) -> None:
+    """Check that runs are in order and inside their segment, and that a segment with sampled tokens
+    has a run.
+    """
+    if has_sampled and not runs:
         raise WireError(f"segment {segment} has sampled tokens and no version run")
     last = -1
     for run in runs:
@@ -495,7 +502,8 @@ def _turn_fault(turn: Turn, header: TrialHeader, limits: Limits) -> str:
 
 
 def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
-    """Check that an adviser's actions are in order of their turns, which are actions of the agent.
+    """Check the actions of an adviser: they are in order of their turns, and each turn is an action
+    of the agent.
 
     An adviser's action may differ from the agent's at one token, inside the turn's completion.
     """

@@ -279,7 +279,7 @@ def _shares(
 
 
 def _length_label(name: str, least: float, most: float) -> str:
-    """Return the label of a class of lengths, with its range of turns a trial."""
+    """Return the label of a class of lengths, with its range of turns per trial."""
     span = f"{least:.3g}" if least == most else f"{least:.3g} to {most:.3g}"
     return f"{name}: {span} turns a trial"
 

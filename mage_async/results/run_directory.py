@@ -99,7 +99,7 @@ class RunDirectory:
         """Check that this is the directory of a run.
 
         Raises:
-            RunError: it has no configuration.
+            RunError: the directory has no configuration.
         """
         if not self.config.is_file():
             raise RunError(
@@ -123,7 +123,7 @@ class RunDirectory:
         """Check that this is a run with a policy.
 
         Raises:
-            RunError: it has no configuration, or no policy.
+            RunError: the directory has no configuration, or no policy.
         """
         self.check()
         if (self.root / "config.json").is_file():
@@ -146,7 +146,7 @@ class RunDirectory:
             is_retried: Whether a start that failed before it made a policy may be replaced.
 
         Raises:
-            RunError: it holds a run.
+            RunError: the directory holds a run.
         """
         if self.config.exists() and (self.has_begun or not is_retried):
             raise RunError(

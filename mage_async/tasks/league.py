@@ -1,11 +1,11 @@
 """Keep the league: past versions of the policy that play as opponents, and the ratings of all
 members.
 
-A *member* is what a group plays against: a hidden opponent or task variant of the environment, or a
-version of the policy; it is known by its name. Every `population.every` steps a version of the
-policy becomes a *rival*, a past policy in the opponent's seat, once its weights are on disk. If
-there are too many rivals, the rule `population.keep` removes one. With `every = 0` the only rival
-is the newest version: self-play.
+A group plays against a *member*, which has a name: a hidden opponent or a task variant of the
+environment, or a version of the policy. Every `population.every` steps a version of the policy
+becomes a *rival*, a past policy in the opponent's seat, once its weights are on disk. If there are
+too many rivals, the rule `population.keep` removes one. With `every = 0` the only rival is the
+newest version: self-play.
 
 Ratings are Elo ratings (The Rating of Chessplayers, 1978): a player rated 400 points higher is
 expected to score 10 to 1. Each trained group counts as one game of the agent against its member.

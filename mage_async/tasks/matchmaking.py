@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mage_async.tasks.league import League
 
 SHARE_OF_ANY = 0.1
-"""Share of groups that meet a member drawn uniformly, so that the returns against members that are
-rarely drawn by weight are measured again too.
+"""Share of groups that meet a member drawn uniformly. So members with small weights are met now and
+then too, and their returns are measured again.
 """
 
 
@@ -31,8 +31,9 @@ class Draw:
 
     place: int
     """Number of the group in its step, from 0, counted only among groups that choose from the same
-    names. A step is taken to be `admission.groups_per_step` groups in order of grant. The step
-    trains other groups if one of these is dropped, or if groups are not trained in order of grant.
+    names. Grants are counted in blocks of `admission.groups_per_step`, one per step. The step may
+    train other groups than those of its block: if one of them is dropped, or if the admission
+    policy does not train in order of grant.
     """
     from_deck: str
     """Name of the environment's member that is next in the shuffled decks."""
@@ -55,11 +56,11 @@ class Matchmaker(Variant):
         raise NotImplementedError("write its method `choose`")
 
     def checked(self, names: Sequence[str], draw: Draw) -> str:
-        """Return what `choose` does, and check it if the class is a user's own.
+        """Return the result of `choose`, and check it if the class is a user's own.
 
         Raises:
-            ConfigError: a user's own class raised, or chose something else, such as a held-out
-                member, on which the policy would be trained.
+            ConfigError: a user's own class raised an exception, or chose a name that is not in
+                `names`, such as a held-out member, on which the policy would be trained.
         """
         if ":" not in self.kind:
             return self.choose(names, draw)
@@ -83,8 +84,8 @@ class Decks(Matchmaker, tag="decks"):
 
 class Fixed(Matchmaker, tag="fixed"):
     """Let the n-th group of every step meet the same member, as in MAGE's code. Groups are counted
-    as they are granted (`Draw.place`). If a group is dropped, the step trains the first group of
-    the next step in its place, which has another member."""
+    by grant (`Draw.place`). If a group is dropped, the step trains a later group instead, which may
+    meet another member."""
 
     by_place: ClassVar[bool] = True
 
@@ -138,10 +139,9 @@ class Progress(Matchmaker, tag="progress"):
     def _progress(self, member: str, draw: Draw) -> float:
         """Return the measured change of the agent's return, plus the change that is still possible.
 
-        The possible change is the whole range of returns for a member never met. It shrinks with
-        each group by the factor `1 - FAST_WEIGHT`, like the weight of a first return in the fast
-        mean. Without it a member would have the weight 0 after one group, because both means are
-        equal then.
+        The possible change is the whole range of returns for a member that was never met, and
+        shrinks by the factor `1 - FAST_WEIGHT` with each group. Without this term a member would
+        have the weight 0 after one group, because both means are equal then.
         """
         from mage_async.tasks.league import FAST_WEIGHT
 
@@ -154,8 +154,8 @@ class Progress(Matchmaker, tag="progress"):
 
 
 def prioritised(names: Sequence[str], weight: Callable[[str], float], source: random.Random) -> str:
-    """Draw a name in proportion to its weight, which is not negative; any name if all are 0, and in
-    `SHARE_OF_ANY` of the draws.
+    """Draw a name in proportion to its weight, which is not negative. If all weights are 0, and in
+    `SHARE_OF_ANY` of the draws, draw uniformly.
     """
     weights: Mapping[str, float] = {name: weight(name) for name in names}
     if source.random() < SHARE_OF_ANY or not any(weights.values()):

@@ -549,7 +549,7 @@ class AgentRun:
     def _continuation_of(
         self, policy_call: PolicyCall, digests: Sequence[bytes]
     ) -> tuple[int, _End | None, Sequence[int]]:
-        """Find what a call continues.
+        """Find the sequence that a call continues.
 
         Returns:
             The number of its first messages that came in earlier calls; the end of the sequence
@@ -910,8 +910,8 @@ def _digests(policy_call: PolicyCall) -> list[bytes]:
 
 
 def _next_digest(digest: bytes, message: Message) -> bytes:
-    # `repr` also writes what UTF-8 cannot, and costs less than JSON: each call digests all of its
-    # messages.
+    # `repr` also takes texts that UTF-8 cannot encode, and is faster than JSON. Each call digests
+    # all of its messages.
     return blake2s(digest + repr(message.identity()).encode(), digest_size=16).digest()
 
 

@@ -120,4 +120,5 @@ def prompts_for(
 
 
 def _join(*parts: str) -> str:
+    """Join the parts that are not empty by spaces."""
     return " ".join(part for part in parts if part)

@@ -26,8 +26,8 @@ class GrowingSegment:
     spans: list[tuple[int, Completion]] = field(default_factory=list)
     """Completions with their start positions; those of `kept` are not among them."""
     kept: Segment | None = None
-    """The segment that this one continues, of a trial that another process began; `None`: this one
-    began empty.
+    """The finished segment that this one continues, if another process began the trial; `None`:
+    this one began empty.
     """
 
     @classmethod
@@ -117,7 +117,9 @@ class Transcript:
         return self.num_tokens + len(self._message_tokens(message, kind, answers))
 
     def max_added_tokens(self, message: str, kind: Kind, after: Kind = Kind.ACT) -> int:
-        """Return how many tokens at most a message after a turn of some kind adds to a context."""
+        """Return the largest number of tokens that a message adds to a context after a turn of this
+        kind.
+        """
         # Before the message come at most a whole closing tag and, as -1 is no stop token, the
         # tokens that end the turn.
         forced = f"</{NAMES[after]}>"

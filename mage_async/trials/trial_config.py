@@ -25,7 +25,9 @@ class TrialConfig:
     keeps_history: bool
     """Whether earlier episodes stay in the context."""
     reflects: bool
-    """Whether the agent writes a remark between episodes, which new contexts begin with."""
+    """Whether the agent writes a remark after each episode but the last. Later contexts begin with
+    these remarks.
+    """
     refresh_kv: Literal["never", "episode", "turn"] = "never"
     """When cached keys and values of older weights are recomputed: at the start of an episode, or
     at every turn.
@@ -35,13 +37,15 @@ class TrialConfig:
     stops_on_success: bool = False
     """Whether a won episode ends the trial."""
     max_turns: int = 0
-    """Number of actions after which an episode ends, with what it has earned; 0: no limit."""
+    """Number of actions after which an episode ends, with its return so far; 0: no limit."""
     episode_budget: int = 0
     """Largest number of actions of a trial, in units of `Facts.max_turns`; they may be spent in up
     to `num_episodes` episodes. No limit if it is 0, or not below `num_episodes`.
     """
     strategy: Literal["none", "episode", "turn"] = "none"
-    """Before which actions the agent writes a strategy."""
+    """When the agent writes a strategy: never, before the first action of an episode, or before
+    every action.
+    """
     strategy_temperature: float = 1.0
     """Sampling temperature of strategies."""
     advisers: Advisers | None = None
@@ -66,8 +70,9 @@ class TrialConfig:
     guidance_version: int | None = None
     """Version of the guidance that the prompts begin with; `None`: there is no guidance."""
     compaction: Literal["none", "notes", "truncation"] = "none"
-    """What replaces a context that would outgrow `room`: one that begins with notes which the agent
-    writes, or one with the newest turns that fit; "none": the episode ends there.
+    """How the trial continues when a context would outgrow `room`. "notes": in a new context that
+    begins with notes, which the agent has written. "truncation": in a new context with the newest
+    turns that fit. "none": not at all; the episode ends.
     """
     room: int = 0
     """Longest context, in tokens, where `compaction` is not "none"."""
@@ -79,14 +84,14 @@ class TrialConfig:
         return replace(self, keeps_history=False, reflects=False)
 
     def episodes_left(self, episode: int, num_actions: int, facts: Facts) -> int:
-        """Return how many more episodes a trial has turns for, if each takes `facts.max_turns` of
-        them; 0 at the end of the trial. If episodes are shorter, more of them follow, up to
-        `num_episodes` in all.
+        """Return for how many more episodes the trial's budget of turns suffices, if each episode
+        takes `facts.max_turns`; 0 at the end of the trial. If episodes are shorter, more of them
+        follow, up to `num_episodes` in all.
 
         Args:
             episode: number of the episode that would begin next.
             num_actions: number of actions of the trial so far.
-            facts: of the environment.
+            facts: facts of the environment.
         """
         left = self.num_episodes - episode
         if not 0 < self.episode_budget < self.num_episodes:
@@ -107,7 +112,7 @@ class TrialConfig:
         """Return the settings with another horizon; the prompts state its number of episodes.
 
         Args:
-            num_episodes, max_turns: the horizon; see the fields.
+            num_episodes, max_turns: the horizon; see the fields of these names.
         """
         if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):
             return self
@@ -115,11 +120,14 @@ class TrialConfig:
         return replace(self, num_episodes=num_episodes, max_turns=max_turns, prompts=prompts)
 
     def with_guidance(self, guidance: Guidance | None) -> "TrialConfig":
-        """Return the settings with guidance from earlier tasks in the prompts, or without any."""
+        """Return the settings with this guidance from earlier tasks in the prompts; None removes
+        guidance.
+        """
         text, version = (guidance.text, guidance.version) if guidance else ("", None)
         return replace(self, prompts=replace(self.prompts, guidance=text), guidance_version=version)
 
     def _prompts_for(self, environment: Environment, num_episodes: int) -> Prompts:
+        """Return the prompts for an environment, in the style of the present ones."""
         has_rules, budget = bool(self.prompts.rules), self.episode_budget
         prompts = prompts_for(environment, num_episodes, rules=has_rules, episode_budget=budget)
         return replace(prompts, guidance=self.prompts.guidance)

@@ -86,7 +86,7 @@ class _PendingAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrialStart:
-    """Hold what a trial begins with, of whatever kind it is."""
+    """Hold the arguments with which a trial of any kind begins."""
 
     environment: Environment
     task: Task

@@ -188,7 +188,7 @@ class Comparison(NamedTuple):
         shown = (self.by_rule, self.by_random, self.gain or self.lead)
         known = [(mean / units, half / units) for mean, half in shown]
         digits = num_decimals(mean for mean, _ in known[:2])
-        # Returns that are all equal, perhaps by chance, say nothing of their spread.
+        # If all returns are equal, perhaps by chance, their spread cannot be estimated.
         rule, chance, gain = (
             f"{mean:+.{digits}f} ±{f'{half:.{digits}f}' if half else '?'}" for mean, half in known
         )

@@ -403,7 +403,7 @@ def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are
     assert main(["check", "open_text:Open", "--set", "policy.source=a/model"]) == 0
     said = capsys.readouterr().out
     assert "an episode earned 4, but the environment declares min_return = 0 and max_" in said
-    assert "can start, but correct min_return and max_return first, which reports rest on" in said
+    assert "can start, but correct min_return and max_return first: reports use them" in said
     assert "more rows of this line" in said
     assert "one that has used its share is cut; raise engine.max_tokens, or lower" in said
     assert len(said.splitlines()) < 150
@@ -466,7 +466,7 @@ def test_trials_of_a_class_that_waits_for_a_server_are_played_and_its_faults_lef
     assert "  random   +" in said
     assert "\n  win-stay +" in said
     assert re.search(
-        r"^trials left out for faults after which .* raised ConnectionError: no a", said, re.M
+        r"^trials left out because of transient faults.* raised ConnectionError: no a", said, re.M
     )
 
 
@@ -525,7 +525,7 @@ def test_a_class_that_changes_the_folder_leaves_the_path_of_the_policy_as_it_is(
     assert main(checked) == 0
     said = capsys.readouterr().out
     assert "  random   +" in said
-    assert said.endswith("can start, unless it refuses the model once it has loaded it\n")
+    assert said.endswith("can start, unless the model fails a check after it is loaded\n")
     assert Path.cwd() == vault
     # A model that `mage train` refuses is not called ready.
     (vault / "model" / "config.json").write_text('{"model_type": "gpt2"}')

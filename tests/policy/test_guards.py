@@ -106,5 +106,5 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(
 
 def test_an_attention_that_asks_for_more_is_refused_where_it_asks() -> None:
     model = random_model("Gemma2")
-    with pytest.raises(PolicyError, match="Gemma2Attention asks for softcap"):
+    with pytest.raises(PolicyError, match="Gemma2Attention passes softcap"):
         packed_logprobs(model, torch.randint(3, 64, (sum(LENGTHS),)))

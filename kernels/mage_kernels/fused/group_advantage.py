@@ -56,7 +56,7 @@ def part_sums(
     """Return for each turn's part its size, its sum of weights, and its weighted sum of values
     minus `first`.
 
-    `first` is the first value of the cell: equal values so give exactly 0.
+    `first` is the first value of the cell. It is subtracted so that equal values give exactly 0.
     """
     start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
     stop = tl.load(part_stops_ptr + at, mask=is_turn, other=0)
@@ -235,7 +235,7 @@ def sorted_bounds(cells: Cells) -> tuple[Tensor, Tensor, Tensor | None, Tensor |
         the indices where the part of each sorted turn starts and stops, `[N]` each, or None without
         parts. All int64.
     """
-    # Parts are numbered by cell, so sorting by part sorts by cell too.
+    # The numbers of parts ascend with those of their cells, so sorting by part sorts by cell too.
     order = (cells.ids if cells.parts is None else cells.parts).argsort(stable=True)
     edges = torch.arange(cells.num_cells + 1, device=order.device)
     cell_starts = torch.searchsorted(cells.ids[order], edges)

@@ -44,7 +44,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 # D = 2560, which fit into the L2 cache.
 #
 # `2^(z - m)` may be kept in 16 bits, with the `m` of its tile. Its relative error is 2^-9 for any
-# logit, where a bf16 logit would change a probability by up to 6 %.
+# logit. A logit kept in bf16 would change a probability by up to 6 %.
 
 TILE = {"BLOCK_T": 128, "BLOCK_V": 256}
 """Tile of the forward, in rows and columns; kept logits have one maximum per row and BLOCK_V
@@ -633,8 +633,9 @@ def surrogate_gradient_kernel(
 def surrogate_gradient(
     logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate, inverse_normaliser: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the sum of losses of each block, `[blocks]`, not normalised, and normalised
-    derivatives by log-prob and entropy, `[T]`; the last is None without an entropy bonus.
+    """Return the sum of losses of each block, `[blocks]`, and the derivatives of the loss by
+    log-prob and by entropy, `[T]` each. Only the derivatives are multiplied by
+    `inverse_normaliser`. The last one is None without an entropy bonus.
 
     Args:
         inverse_normaliser: Factor of the derivatives: fp32 `[1]`.

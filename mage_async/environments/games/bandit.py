@@ -136,8 +136,8 @@ class Bandit(Game[Code]):
             "-".join(ARMS[arm] for arm in code): code
             for code in itertools.product(range(arms), repeat=contexts)
         }
-        # In both splits, each arm pays equally often in each context, and for any set of contexts
-        # but all of them every combination of paying arms is equally frequent.
+        # In both splits each arm pays equally often in each context. More generally, for any proper
+        # subset of the contexts, all combinations of paying arms are equally frequent.
         splits = split_by(codes, lambda code: sum(code) % arms == 0)
         words = (*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID)
         returns = (0.0, float(rounds))

@@ -57,7 +57,9 @@ THINGS = {
         "train"
     ),
 }
-"""Words for what a task shows, by the set that uses them: those of `words` are held out."""
+"""Words for the things of a task. Tasks of the held-out split `words` use the set "words", and all
+other tasks the set "train".
+"""
 ACTIONS = {
     "train": _words("left right up down push pull open close lift drop turn hold"),
     "words": _words("north south east west sing dance run sleep"),
@@ -80,8 +82,8 @@ ANSWERS = {
 }
 """Pairs of words for a right and a wrong action, by set, as in `THINGS`.
 
-Some are things or actions too ("right", "salt", "light"), so that a word has its meaning from the
-rules of the game alone.
+Some of them are things or actions too ("right", "salt", "light"), so the meaning of a word depends
+on the rules of the game alone.
 """
 LISTS = {
     "train": ("Actions: {}.", "Choose {}.", "You can say {}.", "[{}]"),
@@ -119,7 +121,7 @@ class Look:
     """Hold the words, the phrasing and the size of a task."""
 
     things: tuple[str, ...]
-    """Words for what the task shows."""
+    """Words for the things of the task."""
     actions: tuple[str, ...]
     answers: tuple[str, str]
     """Words for a right and for a wrong action."""
@@ -133,8 +135,8 @@ class Look:
     """Whether the reply to a wrong action names the right one."""
 
     def tell(self, is_right: bool, right: str = "") -> str:
-        """Return the reply to an action; `right` is the text that tells the right action, if the
-        structure may tell it.
+        """Return the reply to an action. `right` is a text that names the right action; "" if the
+        structure never names it.
         """
         answer = self.answers[not is_right]  # the first of the two answers is the good one
         return f"{answer}, {right}" if self.tells and right else answer
@@ -485,7 +487,7 @@ TRAINED = tuple(name for name in STRUCTURES if name not in HELD_OUT)
 
 @dataclass(frozen=True)
 class SmallGame:
-    """Describe one task: a structure with its look, and what is hidden."""
+    """Describe one task: a structure, its look, and the hidden object."""
 
     structure: str
     look: Look
@@ -768,7 +770,9 @@ class Family(Game[str]):
         return FamilyPlay(self.game(task.member), Chance(task.seed, episode))
 
     def script(self, source: random.Random) -> FamilyScript:
-        """Return a script that infers what is hidden, and slips in 5 % or 20 % of its turns."""
+        """Return a script that infers the hidden object, and takes random actions in 5 % or 20 % of
+        its turns.
+        """
         return FamilyScript(source, slip=source.choice((0.05, 0.2)))
 
     def best_script(self, source: random.Random) -> FamilyScript:
@@ -810,7 +814,7 @@ def _names(split: str, structures: Sequence[str], count: int) -> tuple[str, ...]
 
 def _every_word() -> tuple[str, ...]:
     """Return all single words of things and actions. The words of answers, lists and phrasings are
-    left out: no tiny model, which alone reads `facts.words`, can play open text.
+    left out. Only tiny models read `facts.words`, and these cannot play open text.
     """
     pools = (ACTIONS, THINGS)
     words = (word for pool in pools for each in pool.values() for word in each)

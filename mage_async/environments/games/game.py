@@ -89,8 +89,8 @@ def is_heldout_text(text: str) -> bool:
 
 
 class SoloPlay(ABC):
-    """Play an episode of a single player; base class. A subclass adds what else a `Play` has:
-    `chance`, `observation` and `anchor`.
+    """Play an episode of a single player; base class. A subclass adds the other attributes of a
+    `Play`: `chance`, `observation` and `anchor`.
     """
 
     is_over = False

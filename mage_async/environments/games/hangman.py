@@ -2,9 +2,9 @@
 
 Rules: the agent sees a blank for each letter of the word and tries one letter a turn. Each of the n
 letters of the word earns 1/n; any other action costs one of L lives and a reward of 1/L. With the
-option `says_word` the agent wins by saying the word, which alone pays 1, and has a number of turns
-in place of lives. The word is hidden, and the same in all episodes. Knowing the list of words helps
-within one episode; knowing the word itself needs memory of earlier episodes.
+option `says_word` only saying the word pays, 1, and wins; the agent has a number of turns in place
+of lives. The word is hidden, and the same in all episodes. Knowing the list of words helps within
+one episode; knowing the word itself needs memory of earlier episodes.
 """
 
 import random
@@ -73,7 +73,8 @@ class HangmanPlay(SoloPlay):
         word: The hidden word.
         lives: Number of wrong actions that end the episode; with `words`, number of all actions.
         chance: Record of the draws.
-        words: Words that may be said besides letters; one of them has to be, to win.
+        words: Words that may be said besides letters: the episode is won by saying the hidden one.
+            Empty without `says_word`.
     """
 
     def __init__(self, word: str, lives: int, chance: Chance, words: tuple[str, ...] = ()) -> None:
@@ -118,8 +119,8 @@ class HangmanPlay(SoloPlay):
         return Outcome(f"{result} {self.observation}{end}", reward, is_valid, bool(end))
 
     def _say(self, action: str) -> Outcome:
-        """Try a letter or say a word, where saying the hidden one wins and every action is a
-        turn.
+        """Try a letter or say a word under the rules of `says_word`: saying the hidden word wins,
+        and every action uses up a turn.
         """
         is_valid, is_won = action in self.actions(), action == self.word
         if is_valid:
@@ -176,7 +177,8 @@ class Hangman(Game[str]):
         words: Number of words, a quarter of them held out; by default all of the game's list.
         lives: Number of wrong actions that end an episode.
         says_word: Whether the agent has to say the word, of three letters, within `turns` turns,
-            which alone pays 1: GEM's rules of `Hangman-v0-easy` (arXiv 2510.01051).
+            and earns 1 for that alone. These are the rules of GEM's `Hangman-v0-easy` (arXiv
+            2510.01051).
         turns: Number of turns of an episode with `says_word`.
 
     Raises:

@@ -53,7 +53,9 @@ _CORRIDORS = "at most {rows} times {columns}"
 Shapes = Sequence[Sequence[int]]
 """[rows, columns] of each size of the mazes of corridors, the border of walls included."""
 _Shapes = tuple[tuple[int, int], ...]
-"""Checked `Shapes`, which can be part of the key of a cache."""
+"""Checked `Shapes`. Their text is part of the seed of a maze, so they are tuples, whatever the
+configuration holds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,7 @@ class MazeGame(Game[str]):
         # Without the border of walls, which `shapes` count too.
         sides = zip(*self._shapes, strict=True) if shapes else ((size + 2,), (size + 2,))
         rows, columns = (max(each) - 2 for each in sides)
-        # The turns suffice for every shortest way, which passes no cell twice.
+        # A shortest way passes no cell twice, so this many turns suffice for it.
         least_turns = self._shortest[1] if shapes else size * size
         check_whole("maze", "turns", turns, least_turns, 1000)
         self._size, self._loops, self._turns, self._wins_only = size, loops, turns, wins_only
@@ -242,8 +244,8 @@ class MazeGame(Game[str]):
             rows=rows, columns=columns
         )
         words = (*DIRECTIONS, *ROWS[:rows], *COLUMNS[:columns], GOAL, OVER, INVALID)
-        # Any reward is a win. Without one an episode is lost, even if its last turn reached the
-        # goal.
+        # An episode is won if it earns anything. A goal that is reached with the last turn may earn
+        # nothing; such an episode is lost.
         facts = facts_of("maze", turns, words, threshold=1e-9)
         super().__init__(facts, numbered("maze", mazes), "maze")
         self.maze = lru_cache(maxsize=4096)(self._make_maze)
@@ -444,8 +446,9 @@ def corridors_of(name: str, shapes: _Shapes, shortest: tuple[int, ...]) -> Maze:
 
 
 def _dig(start: Cell, rows: int, columns: int, source: random.Random) -> set[Cell]:
-    """Dig corridors from the start, cell by cell, each next to only one dug cell, until there is no
-    such cell. Then dig two or three cells next to two dug cells, which close loops.
+    """Dig corridors from the start, cell by cell. A cell may be dug while it is next to only one
+    dug cell. When no such cell is left, dig two or three cells that are next to two dug cells:
+    these close loops.
     """
     inside = {(row, column) for row in range(rows) for column in range(columns)}
     cells, ends = {start}, [start]

@@ -112,7 +112,7 @@ def neighbours(size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Hold the mines and what follows from them."""
+    """Hold the mines, and for each cell what it shows and which cells open with it."""
 
     shown: tuple[int, ...]
     """For each cell, `MINE`, or the number of mines around it."""

@@ -144,7 +144,7 @@ class Searches(tuple[str, ...]):
     """Represent the legal actions of the search page: every search, of which only one is listed."""
 
     is_whole = False
-    """More actions are legal than are listed (`Play.legal_actions`)."""
+    """False: more actions are legal than are listed (`Play.legal_actions`)."""
 
     def __contains__(self, action: object) -> bool:
         return query_of(str(action)) is not None
@@ -449,7 +449,8 @@ def score(goal: Goal, bought: Product, chosen: Mapping[str, str]) -> float:
     """Return WebShop's score from 0 to 1: type × share of attributes, options and price that are
     right.
 
-    WebShop compares the nouns of the titles by spaCy; here it is all their words.
+    WebShop compares the nouns of the titles, which it finds by spaCy; here all words of the titles
+    are compared.
     """
     text = " ".join((bought.title, bought.description, *bought.attributes)).lower()
     right = sum(each.lower() in text for each in goal.attributes)

@@ -170,8 +170,8 @@ def _words_without_boxes(room: Room) -> list[str]:
 
 @dataclass(slots=True)
 class SokobanScript(TrialScript[SokobanPlay]):
-    """Take steps towards the solution, or any steps; repeat what has solved the room in an earlier
-    episode.
+    """Take steps towards the solution, or any steps; once an episode has solved the room, repeat
+    its actions.
 
     Args:
         source: Random source.
@@ -316,8 +316,8 @@ class Sokoban(Game[str]):
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return the mean returns of scripted players over 200 trials, per episode.
 
-        `random` takes any steps, `retry` does too but repeats what has solved the room; `solver`
-        follows a shortest solution.
+        `random` takes any steps. `retry` takes any steps until an episode has solved the room, and
+        then repeats that episode's actions. `solver` follows a shortest solution.
         """
         styles = {"random": (0.0, 0.0), "retry": (0.0, 1.0), "solver": (1.0, 0.0)}
         players = {name: partial(self._player, *style) for name, style in styles.items()}

@@ -36,7 +36,8 @@ def _finite(text: str) -> float:
     """Return the number that a text names.
 
     Raises:
-        ValueError: it names none, or one that JSON cannot hold, such as `nan` or `1e999`.
+        ValueError: the text names no number, or one that JSON cannot hold, such as `nan` or
+            `1e999`.
     """
     number = float(text)
     if not math.isfinite(number):

@@ -49,9 +49,12 @@ class ReplayedTrial:
     """Hold a trial that was played again, with the goals that its turns reached."""
 
     trial: Trial
-    """Its `cut_at` is the episode in which no action was left, or the next one was not legal."""
+    """Its `cut_at` is the episode in which no recorded action was left, or the next one was not
+    legal.
+    """
     reached: tuple[str | None, ...]
-    """For each turn, the member whose goal the state after it satisfies; None: that of no member.
+    """For each turn, the member whose goal the state after the turn satisfies; None: the state
+    satisfies no member's goal.
     """
 
 
@@ -64,8 +67,8 @@ def play_again(
 ) -> ReplayedTrial:
     """Play the recorded actions of a trial again, for its own goal or for another one.
 
-    An episode that reaches its goal earlier than recorded leaves its other actions out. The trial
-    ends before an action that is not legal for the other goal.
+    If an episode reaches its goal earlier than recorded, its remaining actions are left out. The
+    trial ends before an action that is not legal for the other goal.
 
     Args:
         trial: one whose turns are all actions: no reflections, strategies or notes.
@@ -144,7 +147,9 @@ class SoftSequence:
     tokens: np.ndarray
     """int32 [T]: up to the last sampled one"""
     places: np.ndarray
-    """int64 [n]: positions of the sampled tokens; the state of a transition is what precedes one"""
+    """int64 [n]: positions of the sampled tokens; the state of a transition is the context before
+    its token
+    """
     actions: np.ndarray
     """int64 [n]: index of the sampled token among the A tokens (`action_tokens`); -1 where the next
     state is unknown, so that the critic has no target"""
@@ -159,7 +164,7 @@ class SoftSequence:
 
 
 MOST_MEMBERS = 64
-"""Largest number of train members whose first legal actions are looked at for their tokens."""
+"""Largest number of train members from whose first legal actions tokens are collected."""
 TrialCopy = tuple[SoftSequence, ...]
 """The segments of one copy of a trial, with the trial's own goal or relabelled."""
 Experience = tuple[TrialCopy, ...]
@@ -167,10 +172,11 @@ Experience = tuple[TrialCopy, ...]
 
 
 def action_tokens(environment: Environment, chat: ChatFormat) -> dict[int, int]:
-    """Return the index of each token of the environment's actions, and of the tag that ends one, by
-    its id.
+    """Number the tokens of the environment's actions and of the tag that ends an action: return
+    indices by token id.
 
-    The actions are made of the environment's words, or legal at the beginning of a train member.
+    The actions are the environment's words, and the actions that are legal at the beginning of the
+    train members.
     """
     closing = f"</{NAMES[Kind.ACT]}>"
     texts = {*environment.facts.words, ""}
@@ -210,7 +216,7 @@ def experiences(
     found: list[Experience] = []
     for group in groups:
         for trial in group.trials:
-            # With the text of a method that the trial began with, or without any.
+            # The guidance with which the trial began; None if there was none.
             guidance = group.guidance and group.guidance.for_trial(trial.index)
             play = partial(
                 play_again, environment, trial, trial_config.with_guidance(guidance), chat
@@ -267,8 +273,9 @@ class _CopyMaker:
             places += own.tolist()
             rewards += [0.0] * len(own)
             discounts += [1.0] * len(own)
-            # The reward of an action without a choice is paid to the choice before it. Without an
-            # earlier choice no choice has earned it, and it is left out.
+            # If all tokens of an action were forced, its reward is added to the last sampled token
+            # before it. If there is no such token, the reward is left out, because no choice has
+            # earned it.
             if places:
                 rewards[-1] += discounts[-1] * turn.reward
                 # The last turn of a segment is the last of its trial or, without memory, of an

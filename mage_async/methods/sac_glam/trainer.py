@@ -356,7 +356,7 @@ class SacTrainer(Trainer):
         trained = [TrainedMicroBatch(each, sums, _uncorrected(each)) for each in batch]
         ages = self._ages(draws)
         metrics = self.end_step([Update(trained, norms.mean())])
-        del metrics["zero_advantage_share"]  # advantages are not what is trained on
+        del metrics["zero_advantage_share"]  # the trainer does not use advantages
         metrics |= {"mean_weight": 1.0, "replay_trials": float(len(self._buffer))}
         # `end_step` got the mean norm, as if there were one update; this counts all updates.
         metrics["skipped_updates"] = float((~norms.isfinite()).sum())

@@ -120,8 +120,9 @@ class Record:
         self.fingerprints: set[str] = set()
         """Every `system_fingerprint` of the endpoint's answers."""
         self._held: list[tuple[Path, dict[str, Any]]] = []
-        """Lines that wait for an answer with text: empty answers, and what followed them. If none
-        comes, the endpoint was out of order, and no trial is to rest on what it did not say."""
+        """Lines that are written only once an answer with text follows: empty answers, and all
+        lines after them. If none follows, the endpoint was out of order, and no trial must depend
+        on its empty answers."""
         for line in read_lines(self._answers_file):
             self._take(line)
         for line in read_lines(self._trials_file):

@@ -144,7 +144,7 @@ def _check_memory(config: Config, size: Size, num_actors: int) -> None:
     """Check that a policy fits into the memory of this machine.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the policy does not fit.
     """
     check_size(config, size, num_actors=num_actors, memory_bytes=memory_bytes())
     if SHARED_MEMORY.is_dir():

@@ -108,7 +108,8 @@ async def rehearse(
         most, lambda text: say(f"rehearsal: {text.partition(PLAYED_AGAIN)[0]}{PLAYED_AGAIN}")
     )
     deadline_s, before = config.environment.step_deadline_s, CallFault("")
-    # In one worker process at most: objects that disturb one another do so within a process.
+    # At most one worker process is used, because objects can disturb one another only within a
+    # process.
     characters = set[str]()
     limits = msgspec.structs.replace(config.environment, workers=min(1, config.environment.workers))
     try:

@@ -46,8 +46,9 @@ def configure(
         keys: Values by key. A key is either dotted ("learner.steps"), or its value is a mapping of
             further keys. The value None is written as "none", which leaves out a table.
         environment: Name of an environment, or your class. A class of a script or a notebook is
-            written into a file below `runs/own_code/`, together with what it uses, because other
-            processes import it; so start later commands about the run in the same folder.
+            written into a file below `runs/own_code/`, together with the code that it uses, so that
+            other processes can import it. Later commands about the run must be started in the same
+            folder.
         method: Name of a method whose keys are set, as with `--method`.
 
     Returns:
@@ -194,7 +195,7 @@ def _set_later(own_class: type, text: str) -> Iterator[tuple[str, Any]]:
     text computes, and a list, dict or set, in which a class may keep its state.
     """
     table: symtable.SymbolTable = symtable.symtable(text, own_class.__name__, "exec")
-    while table.get_type() != "class":  # the last one, after those of lambdas in decorators
+    while table.get_type() != "class":  # the last child: lambdas in decorators precede it
         table = table.get_children()[-1]
     in_text = {each.get_name() for each in table.get_symbols() if each.is_local()}
     body = next(each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)).body
@@ -283,9 +284,9 @@ def _is_literal(value: Any) -> bool:
 
 def _text_of(value: Any) -> str:
     """Return the source of a class or function of a script, or of a cell of a notebook."""
-    # `inspect.getsource` finds no class that a notebook cell defines. But the code objects of its
-    # methods name the cell as their file, and their first line lies between those of the class. The
-    # first line of a decorated function is that of its first decorator, above the line of `def`.
+    # `inspect.getsource` finds no class that a notebook cell defines. But the code objects of the
+    # class's methods name the cell as their file, and their first lines lie within the class. The
+    # first line of a decorated function is the line of its first decorator.
     functions = [value] if isinstance(value, FunctionType) else vars(value).values()
     for function in functions:
         if not isinstance(function, FunctionType):
@@ -316,7 +317,7 @@ NOT_TRAINED = (
     *("evaluation.", "transport.", "hardware.", "journal.", "supervision.", "doctor.", "tracking."),
     *(f"{part}.{key}" for part, keys in NOT_PLAYED.items() for key in keys),
 )
-"""Beginnings of keys that decide neither what is played in training nor what is learned from it."""
+"""Beginnings of keys that change neither the play of training trials nor the training."""
 
 
 def training_changes(one: Config, other: Config) -> list[tuple[str, Any, Any]]:
@@ -357,7 +358,7 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
                 f"--resume goes on with the run's own {key}{was}: leave the key out, or begin "
                 f"another run with this one's weights: mage train --from {run_dir} --set …"
             )
-    # `run_to_end` says which lines are damaged, and the learner removes them.
+    # `start_to_report.run_to_end` reports damaged lines, and the learner removes them.
     num_trained = last_step(run.metrics)
     if config.learner.steps < num_trained:
         raise ConfigError(
@@ -376,7 +377,7 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
             "step would be trained with this change: raise learner.steps too, or begin another run "
             f"with this one's weights: mage train --from {run_dir} --set …"
         )
-    # Methods that replace the trainer, on in only one of the two configurations.
+    # Methods that replace the trainer, and that only one of the two configurations turns on.
     changed = set(overriding(config, "trainer")) ^ set(overriding(recorded, "trainer"))
     if changed:
         raise ConfigError(

@@ -14,7 +14,7 @@ import uvloop
 T = TypeVar("T")
 
 
-def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+def run_coroutine_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result; Ctrl-C cancels it.
 
     If this thread has a running event loop, another thread runs the coroutine, and that loop

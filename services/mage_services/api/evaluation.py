@@ -36,7 +36,7 @@ from mage_services.actor.evaluator import (
     write_evaluation,
 )
 from mage_services.actor.play_session import chosen_policy
-from mage_services.api.coroutines import run_to_end
+from mage_services.api.coroutines import run_coroutine_to_end
 from mage_services.engines.engine import make_engine
 from mage_services.environments.call_runner import CallRunner
 
@@ -121,7 +121,7 @@ def evaluate(
     # the environment of training, so trials of another one begin without it.
     guidance = no_guidance if environment else recorded_guidance(run, config, version)
     playing = _play(config, policy, trials, diversity, ladder, guidance)
-    sets, more = run_to_end(playing)
+    sets, more = run_coroutine_to_end(playing)
     if best is not None and best.num_heldout:
         more = {**more, "chosen_of": best.num_heldout}
     # A win-stay rule that the policy was cloned from fits only the environment of training.

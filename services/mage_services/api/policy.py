@@ -98,7 +98,7 @@ def _environment_of(config: Config) -> Environment | None:
 class Chat:
     """Hold a conversation with a policy; call the object with the user's message.
 
-    It may be used as a context manager, which ends the engine; the end of the program does too.
+    Use it as a context manager to end the engine; otherwise the engine ends with the program.
     """
 
     def __init__(self, policy: Policy) -> None:

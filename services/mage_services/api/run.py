@@ -89,7 +89,7 @@ class Run:
         )
 
     def findings(self) -> "list[Finding]":
-        """Return what is wrong with the run, and what to do about it; what `mage doctor` prints.
+        """Return the faults of the run and their remedies, as `mage doctor` prints them.
 
         Returns:
             Findings, with `name`, `onset` (the first step that shows it), `evidence` and `remedy`;
@@ -108,7 +108,7 @@ class Run:
         keys: Mapping[str, Any] | None = None,
         checkpoint: int | str = "newest",
     ) -> Any:
-        """Play a checkpoint on fixed tasks with both controls; what `mage evaluate` does.
+        """Play a checkpoint on fixed tasks with both controls, as `mage evaluate` does.
 
         The control "blind" removes earlier episodes from the context, and "swapped" hides another
         task variant in the last episode.
@@ -199,7 +199,7 @@ class Run:
         on_step: "OnStep | None" = None,
         progress: bool = True,
     ) -> "Run":
-        """Go on from the newest checkpoint; what `mage train --resume` does.
+        """Continue training from the newest checkpoint, as `mage train --resume` does.
 
         Args:
             keys: Keys to write over the recorded configuration, such as {"learner.steps": 120}.

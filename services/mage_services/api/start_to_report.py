@@ -267,7 +267,7 @@ def _changes(
     """
     launch = read_document(run.launch)
     changes, before = list(launch.get("changes", [])), launch.get("sources", {})
-    # `run_to_end` says which lines are damaged, and the learner removes them.
+    # `run_to_end` reports damaged lines, and the learner removes them.
     if step := last_step(run.metrics):
         recorded = config_file.load_recorded(run.config, imports=False)
         changes += [

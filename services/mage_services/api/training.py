@@ -53,7 +53,7 @@ def train(
     is raised, and stderr names the run; `mage.load(run_dir).resume()` goes on.
 
     Args:
-        config: What `mage.configure` returns.
+        config: A configuration, as `mage.configure` returns it.
         run_dir: Where the run is written; None for a new folder of `runs/`.
         actors: Number of actor processes; None for 4, or 1 with a pretrained policy.
         on_step: Called in this thread after each step, with its metrics; no coroutine function.

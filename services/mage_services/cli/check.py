@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mage_async.trials.scripted_play import Player
     from mage_services.processes.process import Runner
 
-HELP = "Rehearse an environment of your own, and say what its declarations switch on."
+HELP = "Rehearse an environment of your own, and print the effects of its declarations."
 NUM_TURNS = 5
 """Number of turns that are shown as the model will read them."""
 NUM_ROWS = 12
@@ -53,13 +53,14 @@ each left out if they are expected to take more than `SEARCH_S` seconds. After `
 play ends at the next call that returns.
 """
 FEWEST, FEWEST_WITH_CI = 2, 8
-"""Smallest number of trials of a player, and of pairs of tasks, that are played even after
-`BUDGET_S`; and smallest number of trials from which an interval is computed.
+"""Number of trials of a player, and of pairs of tasks, that are played even if they take longer
+than `BUDGET_S`; and smallest number of trials from which an interval is computed.
 """
 MOST_IN_A_ROW = 5
-"""If so many trials in a row fail by transient faults, the last fault counts as lasting."""
+"""If so many trials in a row fail by transient faults, the last fault is not counted as transient.
+"""
 LEAST_WAIT_S = 0.05
-"""If a trial waits for fewer seconds, its waiting is not reported."""
+"""If a trial waits for fewer seconds than this, its waiting is not reported."""
 WIDTH = 100
 """Number of columns to which shown turns are wrapped."""
 
@@ -80,7 +81,7 @@ PARTS = (
     (
         "anchor",
         "states with equal anchors are the same, to win-stay and to GiGPO",
-        "the last observation, with what it says of the last action",
+        "the last observation, with its words about the last action",
     ),
     ("family", "reports by kind of task", "one kind"),
     ("belief", "a bonus for information can be paid", "no bonus for information"),
@@ -118,9 +119,9 @@ def check(
     file: str | Path | None = None,
     keys: Mapping[str, Any] | None = None,
 ) -> None:
-    """Rehearse an environment alone, without a model, and print what `mage check` prints: what it
-    declares and lacks, the first turns, what random and scripted play earn, and whether held-out
-    tasks hide anything new.
+    """Rehearse an environment alone, without a model, and print the report of `mage check`: the
+    optional parts that the class declares and lacks, the first turns, the returns of random and
+    scripted play, and a comparison of held-out tasks with training tasks.
 
     Args:
         environment: See `mage.configure`; None for that of the configuration.
@@ -132,14 +133,14 @@ def check(
             message says what to change.
     """
     from mage_services.api.configuration import address_of, assignments_of
-    from mage_services.api.coroutines import run_to_end
+    from mage_services.api.coroutines import run_coroutine_to_end
 
     name = address_of(environment) if isinstance(environment, type) else environment
-    _check(_Wanted(name, file, assignments_of(keys or {})), run_to_end)
+    _check(_Wanted(name, file, assignments_of(keys or {})), run_coroutine_to_end)
 
 
 class _Wanted(NamedTuple):
-    """Hold what is to be checked: an environment, a configuration file, and assignments."""
+    """Hold the arguments of a check: an environment, a configuration file, and assignments."""
 
     name: str | None
     file: str | Path | None
@@ -150,8 +151,8 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     """Print the rehearsal, the declarations, the first turns and the returns of random play.
 
     Raises:
-        ConfigError, PolicyError: a run with this environment, or this model, could not start; with
-            what to change.
+        ConfigError, PolicyError: a run with this environment, or this model, could not start; the
+            message says what to change.
     """
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_async.environments.agent import AgentTasks
@@ -185,8 +186,8 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     if play.transient:
         num, first = len(play.transient), play.transient[0]
         print(
-            f"trials left out for faults after which a run plays a trial again: {num}; the first "
-            f"fault: {first}"
+            f"trials left out because of transient faults, after which a run plays a trial again: "
+            f"{num}; the first fault: {first}"
         )
     if play.faults:
         raise ConfigError(f"not ready: {play.faults[0]}")
@@ -197,7 +198,7 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     if (model := _model_here(run_config)) is not None:
         if lost := check_model_files(run_config, model, num_actors=1).lost:
             print(f"policy: {lost}")
-        unread = ", unless it refuses the model once it has loaded it"
+        unread = ", unless the model fails a check after it is loaded"
     print(f"ready: `mage train` with these keys can start{unread}{play.to_correct}")
 
 
@@ -223,7 +224,8 @@ class _Play:
     transient: list[TrialFault] = field(default_factory=list)
     """Faults of trials that were left out, after which a run plays a trial again."""
     to_correct: str = ""
-    """Words on what to correct although a run can start; "" for nothing."""
+    """End of the last sentence, if the class should be corrected although a run can start; else "".
+    """
     seconds: float = 0.0
     """Seconds of a trial."""
     waited_s: float = 0.0
@@ -253,7 +255,9 @@ class _Play:
             raise _OutOfTime(f"the trials of this check have used their {TOTAL_S:g} s")
 
     def attempt(self, label: str, function: Callable[[], Any]) -> Any:
-        """Return what a function that plays returns; if it fails, print why, and return None."""
+        """Call a function that plays trials, and return its result. If it fails, print the reason
+        and return None.
+        """
         from mage_services.processes.process import unless_a_call_hangs
 
         try:
@@ -268,8 +272,8 @@ class _Play:
     def note_transient(self, fault: TrialFault) -> bool:
         """Return whether a fault is transient, such as one of a network or a server, and note it.
 
-        A run plays a trial again after such a fault. Not transient are mistakes in a class, calls
-        that hang, and the last of `MOST_IN_A_ROW` faults in a row.
+        A run plays a trial again after such a fault. Mistakes in a class, calls that hang, and the
+        last of `MOST_IN_A_ROW` faults in a row are not transient.
         """
         is_mistake = isinstance(fault, InfrastructureFault) and fault.mistake
         if is_mistake or not isinstance(fault.__cause__, Exception):
@@ -279,9 +283,9 @@ class _Play:
         return self._num_in_a_row < MOST_IN_A_ROW
 
     def within_budget(self, items: Iterator[Any]) -> list[Any]:
-        """Return what an iterator yields within `BUDGET_S`: at least `FEWEST` items, if it has so
-        many and time is left, and at most `NUM_TRIALS`. A fault after the first item ends it, and
-        is noted.
+        """Return the items that an iterator yields within `BUDGET_S`: at least `FEWEST`, if it has
+        so many and the check has time left, and at most `NUM_TRIALS`. A fault after the first item
+        is noted, and ends the iteration.
         """
         began, found = time.monotonic(), list[Any]()
         try:
@@ -299,7 +303,7 @@ class _Play:
         return found
 
     def timed(self, trials: Iterator[Any]) -> list[Any]:
-        """Return trials as `within_budget` does, and measure the seconds of one of them."""
+        """Return trials as `within_budget` does, and measure the mean seconds of a trial."""
         ends = [(time.monotonic(), time.process_time())]
 
         def marked() -> Iterator[Any]:
@@ -308,14 +312,16 @@ class _Play:
                 yield trial
 
         found = self.within_budget(marked())
-        # Without the time of a trial that was not finished.
+        # The time of a trial that was not finished is left out.
         seconds, computed_s = ((ends[-1][each] - ends[0][each]) / len(found) for each in (0, 1))
         if seconds > self.seconds:
             self.seconds, self.waited_s = seconds, max(0.0, seconds - computed_s)
         return found
 
     def too_long(self, num_trials: float) -> str:
-        """Return how long trials would take, if that is more than is left; else ""."""
+        """Return the expected time of trials as text, if it is longer than the time that is left;
+        else "".
+        """
         seconds = num_trials * self.seconds
         left = max(0.0, min(SEARCH_S, self.ends_at - time.monotonic()))
         return f"about {seconds:.0f} s" if seconds > left else ""
@@ -328,7 +334,7 @@ class _Play:
         return is_unbounded and self._listener is not None and not self._listener.num_ended
 
     def check_words(self) -> None:
-        """Note a fault if words occurred in the trials that the class does not declare."""
+        """Note a fault if the trials had words that the class does not declare."""
         from mage_async.environments.rehearsal import check_vocabulary
 
         if self._listener is not None and self._environment is not None:
@@ -418,13 +424,13 @@ def _value(declared: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return a text of at most 30 characters, with an ellipsis for what was cut."""
+    """Cut a text to at most 30 characters; an ellipsis replaces the rest."""
     return text if len(text) <= 30 else f"{text[:29]}…"
 
 
 def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFormat | None":
-    """Return the policy's chat format; without a model on this machine, the tiny one's, or None if
-    the environment has tools, which the tiny one does not present.
+    """Return the policy's chat format. If no model is on this machine, return the tiny model's, or
+    None for an environment with tools, which the tiny model's format does not present.
     """
     from mage_async.config.schema import Tiny
     from mage_async.inference.chat_files import load_chat
@@ -454,8 +460,8 @@ def _model_here(config: "Config") -> Path | None:
 def _print_trials(
     play: _Play, config: "Config", environment: "Environment", chat: "ChatFormat"
 ) -> None:
-    """Print the first turns of random play, what random and scripted play earn by episode, and how
-    long the calls take.
+    """Print the first turns of random play, the returns of random and scripted play by episode, and
+    the time of the calls.
 
     Without a script, win-stay, lose-shift is played, if it earns more than random play.
     """
@@ -527,7 +533,7 @@ def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
                 print(f"    … {len(rows) - NUM_ROWS:,} more rows of this line")
         start = turn.stop
     if not isinstance(config.policy, Tiny) and _model_here(config) is None:
-        return  # the tiny model reads words that it does not know as bytes: other tokens
+        return  # in the tiny model's format unknown words are bytes: other tokens
     first = "a trial" if len(trial.segments) == 1 else "the first context of a trial"
     most = config.engine.max_tokens
     print(f"  {first} of random play has {len(tokens):,} tokens of {most:,}")
@@ -560,7 +566,9 @@ def _trials(
 
 
 def _print_returns(play: _Play, name: str, environment: "Environment", trials: list[Any]) -> None:
-    """Print what a player earns by episode, and whether that contradicts the declared bounds."""
+    """Print a player's mean returns by episode, and a sentence if an episode contradicts the
+    declared bounds.
+    """
     from mage_async.results.score import score
     from mage_async.trajectory import num_decimals
 
@@ -575,17 +583,17 @@ def _print_returns(play: _Play, name: str, environment: "Environment", trials: l
     print(f"  {name:<9}{'  '.join(returns)}  ({count})")
     if wrong := _wrong_bounds(environment, _earned(trials)):
         print(f"  {wrong}")
-        play.to_correct = ", but correct min_return and max_return first, which reports rest on"
+        play.to_correct = ", but correct min_return and max_return first: reports use them"
 
 
 def _earned(trials: list[Any]) -> list[float]:
-    """Return what each episode of some trials earned."""
+    """Return the reward of every episode of some trials."""
     return [reward for trial in trials for reward in trial.episode_rewards()]
 
 
 def _print_oddities(play: _Play, environment: "Environment", trials: list[Any]) -> None:
-    """Print what is odd about trials of random play: rewards that are rare or always the same, and
-    episodes that never end by themselves.
+    """Print oddities of random play: rewards that are rare or always the same, and episodes that
+    never end by themselves.
     """
     from mage_async.results.metrics import earning_share
     from mage_async.results.progress import RARE, RARE_CURES
@@ -625,7 +633,8 @@ def _print_time(play: _Play, config: "Config") -> None:
         )
         return
     actors = default_actors(config)
-    # An actor plays as many trials at once as its engine has contexts.
+    # An actor plays as many trials at the same time as its engine has contexts, or as its
+    # environment may have open objects.
     at_once = min(config.engine.max_contexts, config.environment.most_open or size) * actors
     rounds = -(-size // at_once)
     part = size * (seconds - play.waited_s) + rounds * play.waited_s

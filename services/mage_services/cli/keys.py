@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Make the keys, and say which file goes where; no key is printed.
+    """Make the keys, and print the names of their files, without the keys, and which files other
+    machines need.
 
     Raises:
         ConfigError: the keys cannot be written there.

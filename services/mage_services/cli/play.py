@@ -48,7 +48,8 @@ def run(given: argparse.Namespace) -> int:
     RunDirectory(given.run_dir).check_policy()
     try:
         _play(RunDirectory(given.run_dir.resolve()), given)
-    # The engine has a task group, which wraps what is raised in it; `except*` takes both forms.
+    # The engine has a task group, which wraps exceptions in a group; `except*` also takes single
+    # ones.
     except* (KeyboardInterrupt, EOFError):
         print()
         raise RunFailed("left in the middle of a trial") from None

@@ -34,7 +34,7 @@ class Node:
 
 
 def check_address(address: str) -> None:
-    """Refuse an address of a cluster at which nothing listens; "auto" is not looked for.
+    """Refuse an address of a cluster at which nothing listens; "auto" is not checked.
 
     Raises:
         ConfigError: nothing answers, or Ray is not installed.
@@ -43,8 +43,8 @@ def check_address(address: str) -> None:
         raise ConfigError('--cluster needs Ray: pip install "mage_async[cluster]"')
     if address.startswith("ray://"):
         raise ConfigError(
-            f"--cluster {address}: a run is started on a node of the cluster, not through Ray's "
-            "client: give `auto` there, or HOST:PORT of the head node"
+            f"--cluster {address}: a run cannot be started through Ray's client: start it on a "
+            "node of the cluster, with `--cluster auto` or HOST:PORT of the head node"
         )
     if address != "auto":
         host, _, port = address.rpartition(":")
@@ -70,7 +70,7 @@ def joined(address: str) -> Iterator[None]:
 
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    # Ray checks a part of the connection by `assert`.
+    # Ray raises AssertionError for some failures of the connection.
     except (OSError, ValueError, RuntimeError, AssertionError) as fault:
         raise _no_cluster(address, fault) from fault
     try:

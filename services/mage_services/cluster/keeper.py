@@ -185,7 +185,7 @@ KEPT_ANSWERS = 2
 while it is new.
 """
 Answer = list[tuple[str, Any]] | str
-"""What `ServedFiles.read` returns."""
+"""Result of `ServedFiles.read`."""
 _Stamp = tuple[Path, int]
 """Path of a file and time of its last change, in ns: a file that was written again is read again.
 """

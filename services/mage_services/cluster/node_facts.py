@@ -35,7 +35,9 @@ evenly spread. They are enough to tell two models apart, because training change
 
 
 class Probe:
-    """Look at one node before a run is started there, as a Ray actor, and return plain data."""
+    """Collect facts about the node on which this Ray actor runs, before a run starts there. All
+    methods return plain data.
+    """
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
@@ -58,7 +60,7 @@ class Probe:
         """Listen as the learner will, until the probe ends.
 
         Returns:
-            The port, and why listening failed; "" if it did not.
+            The port, and the reason why listening failed; "" if it succeeded.
         """
         listener = socket.socket()
         try:
@@ -71,7 +73,7 @@ class Probe:
         return listener.getsockname()[1], ""
 
     def reaches(self, host: str, port: int) -> str:
-        """Connect to an address; return why that failed, or ""."""
+        """Connect to an address; return the reason if that fails, else ""."""
         try:
             with socket.create_connection((host, port), timeout=CONNECT_S):
                 return ""
@@ -142,7 +144,8 @@ offset.
 
 
 def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts, Needs]:
-    """Look at every node of a cluster, and say what a run of this configuration needs.
+    """Collect facts about every node of a cluster, and compute what a run of this configuration
+    needs.
 
     The learner is assumed to run on this machine's node, which has the run's directory.
 
@@ -192,13 +195,16 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
 
 
 def _probe(node: Node) -> Any:
+    """Start a probe on a node, and return its handle."""
     import ray
 
     return ray.remote(Probe).options(num_cpus=0, scheduling_strategy=on(node)).remote()
 
 
 def _answers(references: dict[Node, Any]) -> dict[Node, Any]:
-    """Return each node's answer, or why there is none: it failed, or took over `ANSWER_S`."""
+    """Return each node's answer, or the reason if there is none: the call failed, or took longer
+    than `ANSWER_S`.
+    """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -209,7 +215,8 @@ def _answers(references: dict[Node, Any]) -> dict[Node, Any]:
         except GetTimeoutError:
             answers[node] = f"nothing in {ANSWER_S:g} s"
         except RayError as fault:
-            # Ray's text may end with the traceback of the node, whose last line says what failed.
+            # Ray's text may end with the traceback of the node, whose last line names the
+            # exception.
             answers[node] = [first_line(fault), *str(fault).strip().splitlines()][-1]
     return answers
 
@@ -220,8 +227,8 @@ def _silent(own: Node, why: str) -> ConfigError:
 
 
 def _clock(node: Node, probe: Any) -> float | str:
-    """Return how far a node's clock is ahead of this process's, in seconds; or why the node does
-    not answer.
+    """Return the seconds by which a node's clock is ahead of this process's, or the reason why the
+    node does not answer.
     """
     offsets = list[tuple[float, float]]()
     for _ in range(NUM_CLOCK_CALLS):
@@ -240,8 +247,8 @@ def _reached(
     """Listen where the learner would, and connect from every node.
 
     Returns:
-        The address; why listening failed, "" if it did not; and why nodes could not connect, by
-        node.
+        The address; the reason why listening failed, "" if it succeeded; and for each node that
+        could not connect, the reason.
 
     Raises:
         ConfigError: this machine's own node does not answer.
@@ -266,10 +273,10 @@ def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
 
 
 def _model_bytes(config: Config) -> tuple[int, str]:
-    """Return the bytes of one version of the weights, and "". If this machine has no model that
-    tells their number, return 0 and why.
+    """Return the number of bytes of one version of the weights, and "". If it cannot be computed,
+    because the model is not on this machine, return 0 and the reason.
     """
-    # Here and not above, because a probe, which imports this module too, needs neither torch nor
+    # Imported here, because a probe, which imports this module too, needs neither torch nor
     # transformers.
     from mage_async.plan.model_shape import shape_of
     from mage_async.plan.plan import ITEMSIZE

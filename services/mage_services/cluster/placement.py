@@ -271,10 +271,10 @@ class Placement:
         Args:
             whose: The processes of the group, for sentences.
             where: The place that needs room for them, for sentences.
-            advice: What a user can do if there is no room.
+            advice: A remedy if there is no room, for sentences.
 
         Raises:
-            RunError: it takes longer than `PLACEMENT_TIMEOUT_S`.
+            RunError: the reservation takes longer than `PLACEMENT_TIMEOUT_S`.
         """
         if group.wait(NOTICE_S):
             return

@@ -340,10 +340,10 @@ class ChatEndpoint:
         """Make one call.
 
         Raises:
-            _Retryable: it failed in a way that a repetition may cure.
+            _Retryable: the call failed in a way that a repetition may cure.
             ContextFull: the prompt is too long.
             ConfigError: the URL of the endpoint is not an address.
-            RunError: it failed in another way.
+            RunError: the call failed in another way.
         """
         limit, sent_at = self._endpoint.timeout_s, time.monotonic()
         try:

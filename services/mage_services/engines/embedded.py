@@ -71,7 +71,7 @@ class PastPolicies:
     def __init__(self, make: Callable[[int, Path], Scheduler]) -> None:
         self._make = make
         self._schedulers = dict[int, Scheduler]()
-        """Schedulers by version; the version that was loaded last is the last."""
+        """Schedulers by version, in the order of their latest loads."""
         self._num_users = Counter[int]()
         """Number of users of each version."""
         self._reading, self._making = asyncio.Lock(), Lock()
@@ -92,7 +92,7 @@ class PastPolicies:
             self._num_users[version] += 1
 
     def _make_alone(self, version: int, path: Path) -> Scheduler:
-        """Call `make` once the call before has ended."""
+        """Call `make` once the previous call has ended."""
         # The thread of a cancelled `load` goes on after `_reading` is free again.
         with self._making:
             return self._make(version, path)
@@ -101,7 +101,7 @@ class PastPolicies:
         """End one use of a version. Of versions without users, drop all but the `MAX_IDLE` that
         were loaded last.
         """
-        self._num_users -= Counter([version])  # which removes a count of 0
+        self._num_users -= Counter([version])  # the subtraction also removes a count of 0
         idle = [each for each in self._schedulers if not self._num_users[each]]
         for each in idle[:-MAX_IDLE]:
             self._removed_s += self._schedulers.pop(each).statistics().forward_s
@@ -139,7 +139,7 @@ class EmbeddedEngine(Engine):
         base: model directory to whose weights published adapters are added; None for `directory`.
 
     Raises:
-        PolicyError: the model cannot be served; the text says what can.
+        PolicyError: the model cannot be served. The message has the reason and a remedy.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class EmbeddedEngine(Engine):
         Cancellation discards the result of the current forward.
         """
         loop = asyncio.get_running_loop()
-        with self._worker:  # its end waits for the forward that is being computed
+        with self._worker:  # at the end of the block, waits for the current forward
             while True:
                 await self._has_work.wait()
                 self._has_work.clear()
@@ -348,8 +348,8 @@ class EmbeddedEngine(Engine):
             like=like,
         )
         if adapters is not None:
-            # The first version that was read gives all others its embedding, norm and LM head,
-            # which have no adapters. Another thread may have read that version meanwhile.
+            # All versions use the embedding, norm and LM head of the first version that was read,
+            # because these have no adapters. Another thread may have read that version meanwhile.
             first = replace(weights, layers=(), second_role=())
             like = self._unadapted.setdefault(adapters.base.dtype, first)
             weights = replace(weights, embedding=like.embedding, norm=like.norm, head=like.head)

@@ -177,7 +177,7 @@ def make_engine(config: Config, directory: Path, name: str, base: Path | None = 
     Raises:
         ConfigError: no supported SGLang is installed, or `engine.server` sets an argument that
             follows from other keys.
-        PolicyError: the engine cannot serve the model; the text says what can.
+        PolicyError: the engine cannot serve the model. The message has the reason and a remedy.
     """
     # Imported here because both modules import this one.
     from mage_services.engines.embedded import EmbeddedEngine

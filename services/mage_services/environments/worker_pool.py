@@ -160,7 +160,7 @@ class WorkerProcess:
             await self.close()
 
     async def close(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and its descendants."""
         self._process.kill()
         await self._receiving
 

@@ -99,7 +99,7 @@ class EpisodeEndpoint:
 
         Raises:
             BadRequest: the result of a tool answers no call; see `in_order_of_calls`.
-            Refused: it cannot be answered, or the episode ended before.
+            Refused: the call cannot be answered, or the episode ended before.
         """
         policy_call = replace(policy_call, messages=in_order_of_calls(policy_call.messages))
         if len(self._waiting) >= MAX_AT_ONCE:
@@ -153,7 +153,7 @@ class EpisodeEndpoint:
         """Sample the completions of a call, or of the notes before it.
 
         Raises:
-            Refused: they cannot be sampled, or the episode ended before.
+            Refused: the completions cannot be sampled, or the episode ended before.
         """
         making = [
             asyncio.create_task(complete_in_time(each.prompt, self._engine)) for each in pending

@@ -324,7 +324,7 @@ class JournalFile:
                     self._fail(error)
 
     def _report_no_space(self, reason: str) -> None:
-        """Note that there is no space, and delete what can be spared."""
+        """Note that there is no space, and delete segments that are not needed."""
         self._no_space_reason = reason
         self._delete_unneeded()
 

@@ -1,9 +1,9 @@
 """Start the processes of a learner's other ranks, send them orders, and end them, from rank 0.
 
 A rank is one process of a learner whose model is sharded over several processes. All ranks end
-together. A rank ends when its connection to rank 0 ends, and on Linux with rank 0's process; if a
-rank has ended, rank 0 ends too, and the supervisor starts the whole learner again from its
-checkpoint.
+together. If rank 0 ends, the others lose their connection to it and end; on Linux they are also
+killed with its process. If another rank ends, rank 0 ends too, and the supervisor starts the whole
+learner again from its checkpoint.
 """
 
 import os
@@ -113,7 +113,9 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             worker.channel.send(order)
 
     def _wait_until_ready(self) -> None:
-        """Wait until every worker is ready: joining would wait long for one that has ended."""
+        """Wait until every worker is ready. Joining would wait for a long time if a worker has
+        ended.
+        """
         print(f"waiting for {len(self._workers)} ranks to load torch", file=sys.stderr)
         for number, worker in enumerate(self._workers, start=1):
             if worker.channel.receive() is None:
@@ -161,9 +163,9 @@ _HOST = "127.0.0.1"
 def rank_store(port: int, *, is_rank_0: bool) -> TCPStore:
     """Return rank 0's store of all ranks' addresses or, on another rank, a connection to it.
 
-    torch.distributed needs a store of its own: ranks exchange addresses there before any tensor,
-    and engines that receive weights join through one as well. Rank 0's store ends with its process,
-    however the process ends, and leaves no file.
+    torch.distributed needs a store, in which ranks find one another's addresses before they
+    exchange tensors. (Engines that receive weights meet the learner in another store.) Rank 0's
+    store ends with its process, however the process ends, and leaves no file.
 
     Args:
         port: port of rank 0's store; rank 0 passes 0, and takes a free one.
@@ -184,7 +186,7 @@ def join(store: TCPStore, number: int, config: Config) -> None:
         if loopback is None:
             raise RunError(
                 f"ranks exchange tensors over the loopback interface, and this machine lists only "
-                f"{', '.join(names) or 'none'}: bring it up, or name one in {_INTERFACE}"
+                f"{', '.join(names) or 'none'}: enable it, or name another one in {_INTERFACE}"
             )
         os.environ[_INTERFACE] = loopback
     backend = "nccl" if kind == "cuda" else "gloo"

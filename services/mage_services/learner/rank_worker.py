@@ -69,8 +69,9 @@ class RankWorker:
         trainer, files = self._training.trainer, self._training.sharded
         assert isinstance(trainer, RankedTrainer)
         assert files is not None
-        # This rank takes part in what all ranks do together. Rank 0 alone uses the results, and
-        # completes a checkpoint that all have written: here nothing follows (`lambda: None`).
+        # All ranks execute an order together. Rank 0 alone uses the results, and completes a
+        # checkpoint that all have written; on this rank nothing remains to be done (`lambda:
+        # None`).
         match order:
             case Adopt():
                 self._training.adopt(

@@ -92,8 +92,8 @@ def prepare(
     methods: Methods,
     ranks: RankProcesses,
 ) -> Prepared:
-    """Prepare the policy of a new run, load the newest checkpoint or else that policy, and train
-    the steps of the journal after the checkpoint again.
+    """Load the newest checkpoint of the run or, if there is none, its policy, which is prepared if
+    the run is new. Then train the journal's steps after the checkpoint again.
 
     Args:
         report: called with the progress of a warm start.
@@ -116,7 +116,7 @@ def prepare(
         if is_new:
             deadline_s = config.environment.step_deadline_s
             watch = partial(unless_a_call_hangs, deadline_s=deadline_s, say=note)
-            with _alone(config, note):
+            with _warm_start_lock(config, note):
                 origin = prepare_policy(config, run.policy, report, in_time, watch)
         training = Training.of(run, config, newest, ranks.begin(config, newest))
     if newest:
@@ -136,11 +136,13 @@ def prepare(
 
 
 @contextmanager
-def _alone(config: Config, note: Callable[[str], None]) -> Iterator[None]:
-    """Wait within this call for another process that makes the same warm start, and then keep
-    others from making it within the block: they find it in the cache.
+def _warm_start_lock(config: Config, note: Callable[[str], None]) -> Iterator[None]:
+    """Keep other processes from making the same warm start while the block makes it; they then find
+    the result in the cache. If another process makes it already, wait for that process before the
+    block.
 
-    If the other process fails or is killed, its lock is free, and the block makes the warm start.
+    If the other process fails or is killed, its lock becomes free, and the block makes the warm
+    start.
     """
     cached = cached_policy(config)
     with ExitStack() as held:
@@ -151,8 +153,8 @@ def _alone(config: Config, note: Callable[[str], None]) -> Iterator[None]:
                 held.enter_context(holding(cached.with_suffix(".lock"), what, note))
             except OSError as error:
                 note(
-                    "the cache of warm starts cannot be locked, so that runs of the same warm "
-                    f"start each make it: {first_line(error)}"
+                    "the cache of warm starts cannot be locked, so runs with the same warm start "
+                    f"may make it at the same time: {first_line(error)}"
                 )
         yield
 
@@ -176,7 +178,7 @@ def recover(
     Raises:
         DeterministicFailure: the journal lacks records, or a step gives other weights than were
             committed. On a GPU, or with another number of ranks than before, such a difference is
-            only noted in `training.difference`, because sums are taken in another order there.
+            only noted in `training.difference`, because numbers are then added in another order.
     """
     version = training.trainer.version
     if not journal.segments:
@@ -255,7 +257,8 @@ def _sums_in_same_order(committed: Committed, own: Config) -> bool:
 
 
 def _remove_lines_after(file: Path, key: str, version: int) -> None:
-    """Remove the lines of JSON whose `key` is above `version`, from which the run goes on.
+    """Remove the lines of JSON whose `key` is above `version`, the version from which the run
+    continues.
 
     Damaged lines are removed too: a crash may have cut a line off, and a later one may have been
     appended to it.

@@ -45,8 +45,8 @@ NUM_SAMPLES = 10
 def has_sample(version: int, steps: int) -> bool:
     """Return whether a trial of the step that made a version is written as text.
 
-    That is so for `NUM_SAMPLES` steps at equal distances, up to the last step of the run, or for
-    all steps of a shorter run.
+    `NUM_SAMPLES` steps have one, at equal distances up to the last step of the run; of a shorter
+    run all steps.
 
     Args:
         steps: number of steps of the run.
@@ -122,7 +122,7 @@ class RunLog:
         return record
 
     async def write_method_states(self) -> None:
-        """Write the states of those methods that record theirs, at this version."""
+        """Write the present states of the methods that keep a record of their states."""
         for line in self._coordinator.methods.records():
             await self._write(self._training.record, self._run.memory, line)
 
@@ -173,7 +173,7 @@ class RunLog:
         return {"learner": self.time.seconds(), **self._coordinator.blocked_s()}
 
     def view(self) -> dict[str, Any]:
-        """Return the terminal's figures in addition to a step's metrics."""
+        """Return the figures that the terminal shows beside the metrics of a step."""
         return {
             "trials": trial_counts(self._coordinator.ledger.counts()),
             "blocked_s": self.blocked_s(),
@@ -182,7 +182,7 @@ class RunLog:
         }
 
     def progress(self) -> Progress:
-        """Return how far the next step is, and what was dropped so far."""
+        """Return the progress of the next step, and the number of groups dropped so far."""
         coordinator, ledger = self._coordinator, self._coordinator.ledger
         counts = ledger.counts()
         return coordinator.progress.snapshot(
@@ -199,7 +199,7 @@ class RunLog:
         )
 
     def note_if_nothing_to_learn(self, groups: list[Group]) -> None:
-        """Note a sentence for people if the first batches hold nothing to learn from."""
+        """Print a note if there is nothing to learn from the first batches."""
         text = self._signal.batch(self._training.trainer.version, groups)
         if text is not None:
             self._coordinator.note(text)

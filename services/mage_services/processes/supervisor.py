@@ -185,8 +185,8 @@ class Supervisor:
         """Start a process, and restart it until it ends well.
 
         Raises:
-            DeterministicFailure: it would fail again in the same way.
-            RunError: it failed more often in a row than `supervision.max_restarts`.
+            DeterministicFailure: the process would fail again in the same way.
+            RunError: the process failed more often in a row than `supervision.max_restarts`.
         """
         while True:
             began, progress = time.monotonic(), self._progress

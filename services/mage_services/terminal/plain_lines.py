@@ -20,12 +20,12 @@ from mage_services.terminal.panel import LiveView
 from mage_services.terminal.run_state import Event, RunState, permanent_line
 
 EVERY_STEPS = 10
-"""Number of steps after which plain lines show a step."""
+"""Plain lines show at least one step of each block of so many steps."""
 EVERY_S = 5.0
 """Seconds after which plain lines show a step, even if fewer steps were trained."""
 MOST_NUMBERS = 6
-"""Largest number of episodes of which a plain line has every return. Of more episodes it has the
-first return, the last and the mean."""
+"""Largest number of episodes for which a plain line shows each return. For more episodes it shows
+the first return, the last one and the mean."""
 QUIET_S = 20.0
 """Seconds without a line about a step or a phase after which a line says what the run waits for."""
 
@@ -78,7 +78,7 @@ class PlainView:
         self.line(f"environment={config.environment.name} seed={config.seed} run_dir={run.root}")
 
     def event(self, process: str, event: Event) -> None:
-        """Handle an event of a process, and print the lines that it calls for."""
+        """Handle an event of a process, and print the lines that are due."""
         now, phase = self._clock(), self._state.phase
         self._state.take(process, event, now)
         if self._state.phase != phase:
@@ -135,16 +135,16 @@ class PlainView:
         if is_due or step == steps:
             self._printed_step, self._printed_at, self._progress_at = step, now, now
             if event["event"] == "warm_start":
-                # A ratio of losses (`Progress.gate`): a warm start with a gate goes on until it has
-                # fallen to its bound. It is NaN until it has been computed once.
+                # A ratio of losses (`Progress.gate`): a warm start with a gate continues until the
+                # ratio has fallen to a bound. NaN until the ratio has been computed once.
                 gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
                 if gate and not self._is_gate_explained:
                     self._is_gate_explained = True
                     self.line(
-                        "gate: a ratio of losses, of the last episode to the first or, with "
-                        "win_stay, of repeated to tried actions; the warm start ends a while after "
-                        "it has fallen to warm_start.gate or repeat_gate, so its number of steps "
-                        "may change"
+                        "gate: a ratio of losses: last episode over first episode or, with "
+                        "win_stay, repeated actions over tried actions; the warm start continues "
+                        "until it has fallen to warm_start.gate (win_stay: repeat_gate), so the "
+                        "number of steps may change"
                     )
                 self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
             else:
@@ -177,8 +177,8 @@ def _by_name(point: Event) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    """Return values with a sign and three digits or more, separated by commas; of more than
-    `MOST_NUMBERS` the first, the last and the mean.
+    """Return values with a sign and their decimals, separated by commas. If there are more than
+    `MOST_NUMBERS`, return the first, the last and the mean.
     """
     digits = num_decimals(values)
     if len(values) > MOST_NUMBERS:

@@ -229,8 +229,8 @@ class RunState:
 def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:
     """Return the shares of states in the seconds since `old`, the largest first.
 
-    `old` and `new` are totals by state. If one has shrunk (the process was restarted), or none has
-    grown (`old` and `new` are of the same event), all of `new` counts.
+    `old` and `new` are totals by state. If a total has become smaller (the process was restarted),
+    or no total has grown (`old` and `new` are of the same event), all of `new` counts.
     """
     spent = {state: seconds - old.get(state, 0.0) for state, seconds in new.items()}
     if min(spent.values(), default=0.0) < 0 or sum(spent.values()) <= 0:

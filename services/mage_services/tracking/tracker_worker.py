@@ -318,7 +318,7 @@ def tracked(
     that has not sent everything; its process goes on without this one.
 
     Args:
-        trackers: What `trackers_of` returns.
+        trackers: Result of `trackers_of`.
     """
     if not trackers:
         yield tuple

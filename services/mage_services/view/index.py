@@ -350,7 +350,9 @@ def _record(file: Path, line: str) -> Record:
 
 
 class FileState(NamedTuple):
-    """Hold what changes when a file is written; zeros if there is no file."""
+    """Hold the size and the time of change of a file, by which a change is noticed; zeros if there
+    is no file.
+    """
 
     size: int = 0
     """Bytes."""

@@ -17,7 +17,7 @@ class PageRequest:
     """Describe a request for a page of a run."""
 
     base: str
-    """Beginning of every address, with the token."""
+    """Beginning of every address, which holds the access token of `mage view`."""
     runs: Mapping[str, RunDirectory]
     """All runs below the folder of `mage view`, by name."""
     name: str
@@ -66,7 +66,7 @@ class PageRequest:
         return Frame(self.base, title, self.name, tab, crumbs, before, after, note, self.change)
 
     def number(self, name: str, default: int) -> int:
-        """Return a whole number of the query.
+        """Return a whole number of the query; `default` if the query does not have it.
 
         Raises:
             RunError: the text is no whole number.

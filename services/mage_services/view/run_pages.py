@@ -337,7 +337,7 @@ steps.
 
 @dataclass(slots=True)
 class _Examination:
-    """Hold the doctor of one run, and what it has examined."""
+    """Hold the doctor of one run, and the part of the run that it has examined."""
 
     doctor: Doctor
     run_state: tuple[FileState, bool]

@@ -151,7 +151,7 @@ class GroupRow:
     trials: Sequence[ListedTrial]
     mean: float
     spread: float
-    """Standard deviation of the listed rewards, which are those of one episode."""
+    """Standard deviation of the listed rewards, which are rewards of one episode."""
     is_uniform: bool
     """Whether all trials of the group, listed or not, earned the same in every episode, so that the
     group has no advantages to learn from.

@@ -4,16 +4,16 @@ NCCL, or by Gloo without GPUs.
 If an engine shares its model over several GPUs, each GPU is a member of the group. That case has
 never run on a GPU.
 
-Each engine has a group of its own, so an engine that dies harms no other. It joins the group when
-it first needs weights, and a new one after a failure; the learner then leaves the old one. The
-engine requests each version, and a thread of the learner answers; training never waits here. Both
-sides meet in a key-value store, a small server in the learner:
+Each engine has a group of its own, so an engine that dies harms no other. The engine joins its
+group when it first needs weights. After a failure it joins a new group, and the learner leaves the
+old one. The engine requests each version, and a thread of the learner answers, so training never
+waits. Both sides meet in a key-value store, a small server in the learner:
 
     key            written by     meaning
     question/N     the engine     request N: the engine's group, the group's number of members, and
                                   the wanted version
     taken          the learner    a counter: the number of requests that it has read
-    answer/N       the learner    "sending" if the buckets follow in the group, else why not
+    answer/N       the learner    "sending" if the buckets follow in the group, else the reason
 
 A version that is published in this way is announced by the path of its `Manifest`.
 """
@@ -59,7 +59,7 @@ class Manifest(msgspec.Struct, frozen=True):
     backend: str
     """Backend of torch.distributed that sends the weights: "nccl" or "gloo"."""
     buckets: tuple[tuple[TensorSpec, ...], ...]
-    """Tensors by bucket. A bucket's tensors are sent as one tensor of bytes, one after the other.
+    """Tensors by bucket. The tensors of a bucket are concatenated, and sent as one tensor of bytes.
     """
     fingerprint: str = ""
     """The learner's fingerprint of the weights, as JSON; empty if there is none."""
@@ -113,7 +113,7 @@ def connect(port: int) -> TCPStore:
 
 
 def new_group(engine: str) -> str:
-    """Return a name that no group had before, for a group of an engine, by the engine's name."""
+    """Return a new, unique name for a group of an engine."""
     return f"{engine}/{uuid4().hex}"
 
 
@@ -135,8 +135,9 @@ def request_version(store: TCPStore, group: str, version: int, members: int = 2)
     question = {"group": group, "version": version, "members": members}
     text = msgspec.json.encode(question).decode()
     number = store.add("taken", 0) + 1
-    # One operation takes the number and writes the request. So an engine that is killed leaves no
-    # number without a request, for which the learner would wait while all others wait for it.
+    # One operation takes the number and writes the request. Otherwise an engine that is killed
+    # between the two would leave a number without a request, and the learner, which reads the
+    # requests in order, would wait for it for ever.
     while store.compare_set(f"question/{number}", "", text).decode() != text:
         number += 1
     return number

@@ -170,8 +170,8 @@ class WeightStore:
         return newest
 
     def next_for(self, actor: str) -> Publication | None:
-        """Return the version that an actor has to load; None if nothing is published yet, or the
-        actor is loading a version or has the one to load.
+        """Return the version that an actor has to load; None if nothing is published yet, if the
+        actor is loading a version, or if it has loaded that version.
         """
         if not self.is_open or self.leases.is_loading(actor):
             return None
@@ -206,7 +206,7 @@ class WeightStore:
         Cancellation lets a removal that has begun finish.
 
         Raises:
-            RunError: one cannot be removed.
+            RunError: a version cannot be removed.
         """
         try:
             await self._call(self._transport.remove, versions)
@@ -229,7 +229,7 @@ class WeightStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _versions_before(self, newest: int) -> range:
-        """Return the `lag` versions before `newest`, or fewer if there are not so many."""
+        """Return the `lag` versions before `newest`; all of them if there are fewer."""
         return range(max(0, newest - self.lag), newest)
 
 

@@ -120,7 +120,7 @@ def test_what_has_no_text_form_is_refused(space: Any) -> None:
         ("Taxi-v4", {"turn": 3}, r"unknown option `turn` \(did you mean `turns`\?\)"),
         ("Taxi-v4", {"turns": 0}, "`turns` must be a whole number from 1"),
         ("Pendulum-v1", {"actions": ["go"]}, "`actions` are words for a Discrete space, not Box"),
-        ("", {}, "'gymnasium:': say which, such as gymnasium:Taxi-v4"),
+        ("", {}, "'gymnasium:': add a name after the colon, such as gymnasium:Taxi-v4"),
     ],
 )
 def test_a_mistake_is_one_sentence(name: str, options: dict[str, Any], message: str) -> None:

@@ -134,5 +134,7 @@ def test_a_game_is_rehearsed() -> None:
 def test_games_that_cannot_be_played_are_refused(game: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         catalogue.load(f"textarena:{game}")
-    with pytest.raises(ConfigError, match="say which, such as textarena:Mastermind-v0"):
+    with pytest.raises(
+        ConfigError, match="add a name after the colon, such as textarena:Mastermind-v0"
+    ):
         catalogue.load("textarena", game=game)

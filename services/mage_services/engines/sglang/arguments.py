@@ -26,7 +26,7 @@ _RENAMED = {
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
     "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
 }
-"""Names until 0.5.13, with the names from 0.5.14 on."""
+"""Arguments that SGLang 0.5.14 renamed: older names, with the newer ones."""
 _FIXED = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_requests", "tp_size")
 """Arguments that follow from other keys of the configuration."""
 
@@ -70,20 +70,20 @@ completions.
 
 
 def check_context_length(config: EngineConfig, directory: Path) -> None:
-    """Check that SGLang serves contexts of `engine.max_tokens` of a model.
+    """Check that SGLang can serve this model with contexts of `engine.max_tokens` tokens.
 
     Raises:
-        ConfigError: the model, or `engine.server.context_length`, is too short; the text has the
-            largest possible value.
+        ConfigError: the context length of the model, or `engine.server.context_length`, is too
+            short. The message has the largest possible value of `engine.max_tokens`.
         PolicyError: the directory has no config.json.
     """
     model = _model(directory)
     length = config.server.get("context_length", _num_positions(model))
     if length is not None and config.max_tokens > length - SPARE_TOKENS:
         raise ConfigError(
-            f"engine.max_tokens = {config.max_tokens}, but SGLang serves contexts of at most "
-            f"{length - SPARE_TOKENS} tokens of {directory}, {SPARE_TOKENS} fewer than its context "
-            f"length: set engine.max_tokens = {length - SPARE_TOKENS}"
+            f"engine.max_tokens = {config.max_tokens}, but the context length of {directory} is "
+            f"{length}, and SGLang serves at most {SPARE_TOKENS} tokens fewer: set "
+            f"engine.max_tokens = {length - SPARE_TOKENS}"
         )
 
 
@@ -146,8 +146,8 @@ def _without_gpu(config: EngineConfig) -> dict[str, Any]:
 
 
 OLDEST, NEWEST = (0, 5, 12), (0, 5, 23)
-"""Oldest and newest supported version. In this range the calls that the engine makes were run, or
-compared with SGLang's source."""
+"""Oldest and newest supported version. For the versions in this range, the calls that the engine
+makes were run, or compared with SGLang's source."""
 
 
 def installed() -> str:
@@ -171,7 +171,7 @@ def check_version(found: str) -> None:
     """Check that a version is supported.
 
     Raises:
-        ConfigError: the version is not supported; the text names the supported range.
+        ConfigError: the version is not supported. The message names the supported range.
     """
     if not OLDEST <= release(found) <= NEWEST:
         oldest, newest = (".".join(map(str, end)) for end in (OLDEST, NEWEST))

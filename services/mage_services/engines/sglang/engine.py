@@ -74,7 +74,7 @@ class WeightLoads:
         self._loads: list[PendingLoad] = []
         """Loads that callers wait for, oldest first, the one under way included."""
         self._preparation: asyncio.Event | None = None
-        """Set once the file that is being prepared is ready; None if none is."""
+        """Set once the file that is being prepared is ready; None if no file is being prepared."""
         self._version = -1
         """Version that the process uses; -1 while there is no process."""
         self._newest: tuple[int, Path] = (0, directory)
@@ -89,9 +89,9 @@ class WeightLoads:
     async def prepare(self, version: int, path: Path) -> None:
         """Read a file while tokens are sampled, which shortens the pause of the load.
 
-        Weights that the learner sends (`process_group.py`) are not prepared: it begins to send at
-        the request, and they must then be received. The call returns early if the process dies.
-        Cancellation loses only the work done so far.
+        Weights that the learner sends (`process_group.py`) are not prepared: the learner begins to
+        send them when they are requested, and they must be received at once. The call returns early
+        if the process dies. Cancellation loses only the work done so far.
         """
         if not self._turns.is_open or self._preparation is not None or is_manifest(path):
             return

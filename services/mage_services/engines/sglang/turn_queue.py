@@ -35,8 +35,8 @@ from mage_services.processes.child_process import settle
 
 @dataclass(slots=True, eq=False)
 class PendingTurn:
-    """Hold a turn until its completion is sampled, over as many requests and processes as that
-    takes.
+    """Hold a turn until its completion is sampled. That may take several requests and, if processes
+    die, several processes.
     """
 
     turn: TurnRequests
@@ -44,7 +44,7 @@ class PendingTurn:
     opened: Opened | None = None
     """The cached keys and values that its prompt may read; None until its first request is sent."""
     kv_version: int = 0
-    """KV version of its next request, or of the one under way."""
+    """KV version of its request under way or, if there is none, of its next request."""
     rid: str = ""
     """Id of the request under way; empty while there is none."""
     is_warm: bool = False
@@ -115,8 +115,8 @@ MAX_DEATHS_OF_A_TURN = 3
 
 
 class TurnQueue:
-    """Send the requests of turns. During a load turns are held back, and turns with an equal prompt
-    wait for the first of them.
+    """Send the requests of turns. While weights are loaded, turns are held back; of turns with an
+    equal prompt, the others wait for the first one.
 
     Args:
         silence_s: time limit for the answer to an abort; a process that exceeds it hangs.
@@ -138,7 +138,9 @@ class TurnQueue:
         one of them goes first, and the others find its keys and values in the cache."""
         self.totals = Statistics()
         self._busy_since = 0.0
-        """When a request was sent while none was under way, the last time."""
+        """Time at which the present busy period began: a request was sent while no other was under
+        way.
+        """
 
     def request(self, pending: PendingTurn) -> None:
         """Send a turn's next request as soon as one may be sent."""
@@ -290,20 +292,20 @@ class TurnQueue:
         return pending
 
     def _note_idle(self) -> None:
-        """If no request is under way any more, add the busy time until now."""
+        """If no request is under way any more, add the busy period that ends now to the total."""
         if not self._running:
             self.totals.forward_s += time.perf_counter() - self._busy_since
 
     def _release_waiting(self, pending: PendingTurn) -> None:
-        """Send the turns that waited for this one's prompt, or the first of them if the prompt did
-        not get into the cache.
+        """Send the turns that waited for this turn's prompt. If the prompt did not get into the
+        cache, only the first of them is sent, and the others wait for it.
         """
         for other in self._waiting.pop(pending.cache_key(), []):
             other.is_warm = pending.is_warm
             self.request(other)
 
     def _deliver(self, pending: PendingTurn) -> None:
-        """Settle a turn whose completion is complete, and count it."""
+        """Hand the finished completion to the turn's caller, and count it."""
         assert pending.opened is not None
         turn = pending.turn
         completion = turn.completion(pending.opened, self._version)
