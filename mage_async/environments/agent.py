@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from mage_async.environments.environment import Outcome, is_finite
+from mage_async.environments.environment import Outcome, reward_fault
 from mage_async.environments.user_calls import Call, Callee, Method, MethodResult, Request
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.errors import CallFault, RunError
@@ -126,9 +126,8 @@ class AgentProgram(Callee):
 
 
 def _answered(request: Request, value: Any) -> MethodResult:
-    """Return the outcome of an episode; raise a `CallFault` if the reward is not finite."""
-    if not is_finite(value):
-        wrong = f"must return a finite reward, got {value!r:.60}"
+    """Return the outcome of an episode; raise a `CallFault` if the reward is not valid."""
+    if wrong := reward_fault(value):
         raise CallFault(f"{request.place} {wrong}", mistake=wrong)
     return MethodResult(Outcome("", float(value), is_done=True))
 

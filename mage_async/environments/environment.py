@@ -170,12 +170,28 @@ have to copy it.
 """
 
 
+MAX_REWARD = 1e15
+"""Largest size of a reward: the squares of much larger returns leave the range of floats."""
+
+
 def is_finite(value: object) -> TypeGuard[float]:
     """Return whether a value, such as a reward, is a finite number, in the range of floats."""
     try:
         return isinstance(value, numbers.Real) and math.isfinite(value)
     except OverflowError:  # of a whole number with hundreds of digits
         return False
+
+
+def reward_fault(value: object) -> str | None:
+    """Return why `value` is no valid reward, as the end of an error message; None if it is."""
+    if not is_finite(value):
+        # The `repr` of another value may be long, or raise.
+        is_plain = value is None or isinstance(value, numbers.Real | str)
+        shown = f"{value!r:.60}" if is_plain else f"a value of type {type(value).__name__}"
+        return f"must return a finite reward, got {shown}"
+    if abs(value) > MAX_REWARD:
+        return f"returned a reward of {float(value):g}: scale it to at most {MAX_REWARD:g}"
+    return None
 
 
 def observation_fault(value: object) -> str | None:

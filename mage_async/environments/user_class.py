@@ -33,6 +33,7 @@ from mage_async.environments.environment import (
     Split,
     is_finite,
     observation_fault,
+    reward_fault,
 )
 from mage_async.environments.legal_pattern import matching_texts, pattern_fault
 from mage_async.environments.user_calls import (
@@ -459,8 +460,8 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
         )
     defaults: tuple[Any, ...] = (False, {})
     truncated, info = *rest, *defaults[len(rest) :]
-    if not is_finite(reward):
-        raise CallFault(f"{place} must return a finite reward, got {_short(reward)}")
+    if fault := reward_fault(reward):
+        raise CallFault(f"{place} {fault}")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool):
             raise CallFault(f"{place} must return True or False as {name}, got {flag!r:.60}")

@@ -23,8 +23,8 @@ from mage_async.environments.environment import (
     Environment,
     Outcome,
     Play,
-    is_finite,
     observation_fault,
+    reward_fault,
 )
 from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import (
@@ -629,8 +629,8 @@ def _task_text(task: Task) -> str:
 
 def _outcome_fault(outcome: Outcome) -> str | None:
     """Return why an outcome is invalid, or `None`."""
-    if not is_finite(outcome.reward):
-        return f"must return a finite reward, got {outcome.reward!r:.60}"
+    if fault := reward_fault(outcome.reward):
+        return fault
     if len(outcome.info) > MAX_INFO_CHARS:
         return f"gave {len(outcome.info):,} characters of info: at most {MAX_INFO_CHARS:,} fit"
     return observation_fault(outcome.observation)

@@ -312,7 +312,9 @@ SHARED_SOURCE = (
         (STEP + "'on', math.nan, False", " must return a finite reward, got nan (/"),
         (STEP + "'on', -math.inf, False", " must return a finite reward, got -inf"),
         (STEP + "'on', 10**400, False", " must return a finite reward, got 1000"),
-        (STEP + "'on', '1', False", " must return a finite reward, got a value of type str"),
+        (STEP + "'on', '1', False", " must return a finite reward, got '1'"),
+        (STEP + "'on', [1], False", " must return a finite reward, got a value of type list"),
+        (STEP + "'on', 1e300, False", " returned a reward of 1e+300: scale it to at most 1e+15"),
         (STEP + "'on', 1.0, None", " must return True or False as terminated, got None"),
         (STEP + "'x' * 10_000_000, 0, False", " returned 10,000,000 characters of text: at most"),
         (
