@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from mage_async.errors import ConfigError
-from mage_services.processes import supervised_process
+from mage_services.processes import child_process, supervised_process
 from mage_services.processes.process import EXIT_FAILED
 from mage_services.processes.supervised_process import NOTICE_S, ProcessSpec, SupervisedProcess
 
@@ -468,6 +468,29 @@ def test_the_log_keeps_what_every_life_printed(run: Run) -> None:
             child = await site.start(f"print({word!r})")
             await life(child)
         assert child.spec.log.read_text() == "first\nsecond\n"
+
+    run(main)
+
+
+def test_a_log_that_is_too_long_is_cut_and_says_so_and_one_note_does_too(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "MAX_LOG_BYTES", 60_000)
+    monkeypatch.setattr(child_process, "LOG_BYTES", 1000)
+    flood = """for word in ("first", "second"):
+    print("x" * 70_000 + word, flush=True)
+    status.send("said")
+    while os.stat(1).st_size > 60_000:
+        await asyncio.sleep(0.01)
+print("last")"""
+
+    async def main(site: Site) -> None:
+        child = await site.start(flood)
+        events, code = await life(child)
+        assert (code, [event["event"] for event in events].count("note")) == (0, 1)
+        notice, kept, last = child.spec.log.read_text().splitlines()
+        assert "longer than" in notice
+        assert (len(kept), kept[-7:], last) == (999, "xsecond", "last")
 
     run(main)
 

@@ -284,16 +284,6 @@ def test_a_deleted_folder_ends_the_run_with_one_sentence(site: Site) -> None:
     assert "was deleted while the run went on" in str(caught.value.exceptions[0])
 
 
-def test_a_long_log_is_reported_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "MAX_LOG_BYTES", 10)
-    monkeypatch.setattr(supervisor_module, "TICK_S", 0.05)
-    site.plan("learner", "prints")
-    site.supervise()
-    notes = [e["text"] for _, e in site.view.events if e["event"] == "note"]
-    assert len(notes) == 1
-    assert "the environment prints too much" in notes[0]
-
-
 def test_a_silent_process_is_killed_and_started_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,9 @@ MOST_NAMED = 5
 SHOW_STACKS = signal.SIGUSR1
 """Signal at which a process of a run prints the stacks of its threads into its log."""
 LOG_BYTES = 1 << 20
-"""Number of bytes at the end of a log that are read."""
+"""Number of bytes at the end of a log that are read, or kept of one that is too long."""
+MAX_LOG_BYTES = 50_000_000
+"""Number of bytes of a log above which `bound_log` cuts it."""
 EXIT_ORPHANED = 2
 """Exit code of a child whose parent had ended before the child began."""
 OUT_OF_MEMORY = ". Unless somebody killed it, the kernel had no memory left (see `dmesg`)"
@@ -667,6 +669,23 @@ def end_of_log(log: Path, num_bytes: int = LOG_BYTES) -> str:
         printed.seek(max(0, printed.seek(0, os.SEEK_END) - num_bytes))
         return printed.read().decode(errors="replace")
     return ""
+
+
+def bound_log(log: Path) -> bool:
+    """Cut a log that is longer than `MAX_LOG_BYTES` to its last `LOG_BYTES`, below a line that says
+    so; return whether it was that long. What is printed at the same moment may be lost.
+    """
+    if log_bytes(log) <= MAX_LOG_BYTES:
+        return False
+    kept = end_of_log(log, LOG_BYTES)
+    with suppress(OSError), log.open("ab") as file:  # the folder is deleted, or the disk full
+        # In place, because the process and its children go on appending to this file.
+        file.truncate(0)
+        file.write(
+            f"(this log was longer than {MAX_LOG_BYTES / 1e6:g} MB: what was printed before is cut "
+            f"off here)\n{kept}".encode()
+        )
+    return True
 
 
 def place_in_foreign_code(log: Path) -> str:

@@ -20,8 +20,10 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
 from mage_services.processes.child_process import (
+    MAX_LOG_BYTES,
     SHOW_STACKS,
     ChildProcess,
+    bound_log,
     end_in_words,
     log_bytes,
     members,
@@ -54,6 +56,11 @@ OWN_PROCESS = (
     "--agent-url"
 )
 """Advice in a note on an actor or evaluator that hangs in foreign code."""
+PRINT_LESS = (
+    f"has printed over {MAX_LOG_BYTES / 1e6:g} MB: its log keeps the newest lines. Let the "
+    "environment print less"
+)
+"""Note on a process whose log was cut."""
 END_THEM = "If the environment started them, end them in its `close()`."
 """Advice in a note on processes that an ended process left running."""
 
@@ -134,6 +141,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
     """The reason that the process gave for its failure."""
     was_silent = False
     """Whether the process was killed because it was silent for too long."""
+    has_cut_log = False
+    """Whether its log was too long, and has been cut (`bound_log`)."""
     left_behind: Sequence[str] = ()
     """Processes that this one had started and left running; they are killed."""
     _ending: asyncio.Task[None]
@@ -217,6 +226,9 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             if event["event"] == "failed":
                 self.failure = event["reason"]
             yield event | {"at": loop.time()}
+            if bound_log(self.spec.log) and not self.has_cut_log:
+                self.has_cut_log = True
+                yield {"event": "note", "text": PRINT_LESS, "at": loop.time()}
         # The channel is closed. If the process has not ended, it has lost its channel.
         if not (await asyncio.wait([self._ending], timeout=silence_s))[0]:
             self.failure = self.failure or CHANNEL_CLOSED

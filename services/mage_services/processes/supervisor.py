@@ -30,7 +30,7 @@ from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import write_whole
 from mage_services.processes import process
-from mage_services.processes.child_process import OUT_OF_MEMORY, log_bytes
+from mage_services.processes.child_process import OUT_OF_MEMORY
 from mage_services.processes.process import (
     EXIT_DETERMINISTIC,
     EXIT_FAILED,
@@ -65,11 +65,6 @@ forgotten, because a later one has another cause.
 # endlessly.
 PROGRESS = {"step", "played", "curve"}
 """Status events by which a process reports progress."""
-MAX_LOG_BYTES = 50_000_000
-"""Number of bytes above which a log is reported as too long, once."""
-
-PRINT_LESS = "the environment prints too much, and the disk fills up; let it print less"
-"""Advice in the note on a log that is too long."""
 
 # Advice that is appended to the line which says how a process ended.
 FEWER_ACTORS = ": start fewer --actors"
@@ -129,8 +124,6 @@ class Supervisor:
     """By process: number of its ends before `HEALTHY_S` in a row, not counting the first."""
     _progress: int = 0
     """Number of events in `PROGRESS` so far, of all processes."""
-    _long_logs: set[str] = field(default_factory=set)
-    """Names of processes whose logs were reported to be long."""
     _starting: set[str] = field(default_factory=set)
     """Names of processes that have not sent an event yet."""
     _num_backing_off: int = 0
@@ -166,20 +159,12 @@ class Supervisor:
             await self._end_all()
 
     async def _tick(self) -> None:
-        """Pass the time to the view, show news, and check the run's folder and logs, until
-        cancelled.
-        """
+        """Pass the time to the view, show news, and check the run's folder, until cancelled."""
         async for _ in process.ticks(TICK_S):
             self._show("supervisor", {"event": "beat"})
             for text in self.news():
                 self._show("supervisor", {"event": "note", "text": text})
             self._check_folder()
-            for name in {child.spec.name for child in self._children} - self._long_logs:
-                log = self.run.log_of(name)
-                if log_bytes(log) > MAX_LOG_BYTES:
-                    self._long_logs.add(name)
-                    text = f"{name} has printed {MAX_LOG_BYTES / 1e6:g} MB into {log}: {PRINT_LESS}"
-                    self._show("supervisor", {"event": "note", "text": text})
 
     async def _keep_running(self, spec: ProcessSpec) -> None:
         """Start a process, and restart it until it ends well.
