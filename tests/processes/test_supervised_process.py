@@ -154,6 +154,17 @@ def test_the_failure_line_of_one_that_said_nothing_points_to_its_log(run: Run) -
     run(main)
 
 
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_the_failure_line_of_one_that_left_is_not_its_logs_last_line(run: Run, code: int) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start(f"print('a move')\nos._exit({code})")
+        assert (await life(child))[1] == code
+        line = child.failure_line(code)
+        assert line.startswith(f"actor-0 ended with exit code {code} without an exception. Nobody")
+
+    run(main)
+
+
 def test_a_killed_childs_failure_line_names_the_signal(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("os.kill(os.getpid(), signal.SIGKILL)")

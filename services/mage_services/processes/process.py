@@ -61,9 +61,9 @@ BEAT_S = 1.0
 """Seconds between two heartbeats."""
 EXIT_FAILED, EXIT_BUG = 2, 1
 """Exit codes: 2 for a `MageError`, 1 for any other exception."""
-EXIT_DETERMINISTIC = 3
+EXIT_DETERMINISTIC = 103
 """Exit code of a process that would fail again in the same way, so the supervisor does not restart
-it.
+it. It is none with which programs usually end themselves (`os._exit`).
 """
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that was terminated. It is not 0, because such a process has not done its

@@ -30,7 +30,7 @@ from mage_services.processes.child_process import (
     module_command,
     place_in_foreign_code,
 )
-from mage_services.processes.process import EXIT_DETERMINISTIC, Begin
+from mage_services.processes.process import EXIT_DETERMINISTIC, EXIT_TERMINATED, Begin
 
 FIRST_EVENT_S = 180.0
 """Seconds without a first event after which a process is killed: imports take a while on a busy
@@ -55,12 +55,14 @@ OWN_PROCESS = (
     "whose end costs a trial and no actor; so does an agent's program that is reached by "
     "--agent-url"
 )
-"""Advice in a note on an actor or evaluator that hangs in foreign code."""
+"""Advice on an actor or evaluator that foreign code holds up or ends."""
 PRINT_LESS = (
     f"has printed over {MAX_LOG_BYTES / 1e6:g} MB: its log keeps the newest lines. Let the "
     "environment print less"
 )
 """Note on a process whose log was cut."""
+UNASKED = " without an exception. Nobody asked it to end: the environment may call os._exit"
+"""Explanation of the end of a process that exited without having finished or failed."""
 END_THEM = "If the environment started them, end them in its `close()`."
 """Advice in a note on processes that an ended process left running."""
 
@@ -139,6 +141,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
     node = ""
     failure = ""
     """The reason that the process gave for its failure."""
+    has_spoken = False
+    """Whether it has sent an event. From then on it reports its exceptions (`run_process`)."""
     was_silent = False
     """Whether the process was killed because it was silent for too long."""
     has_cut_log = False
@@ -185,7 +189,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         """
         loop = asyncio.get_running_loop()
         # `allowed` and `silent_s`: seconds of silence that are allowed, and that have passed.
-        allowed, silent_s, num_notes, has_spoken = FIRST_EVENT_S, 0.0, 0, False
+        allowed, silent_s, num_notes = FIRST_EVENT_S, 0.0, 0
         while True:
             began, starved_before_s = loop.time(), self.starved_s()
             # At least a tenth of `allowed`: a process without a core is not looked at in a busy
@@ -214,7 +218,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                 # note if the process had no core for most of this time: it is only slow, and a note
                 # would alarm a user whose machine is busy.
                 is_noted = timeout_s == NOTICE_S and silent_s >= NOTICE_S / 2
-                if is_noted and has_spoken and num_notes < 2:
+                if is_noted and self.has_spoken and num_notes < 2:
                     text = self._silence_note(silence_s) if num_notes == 0 else self._place_note()
                     num_notes += 1
                     if text:
@@ -222,7 +226,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                 continue
             if event is None:
                 break
-            allowed, silent_s, num_notes, has_spoken = silence_s, 0.0, 0, True
+            allowed, silent_s, num_notes, self.has_spoken = silence_s, 0.0, 0, True
             if event["event"] == "failed":
                 self.failure = event["reason"]
             yield event | {"at": loop.time()}
@@ -288,6 +292,9 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             how = "cannot go on"
         elif self.was_silent:
             how = "said nothing for too long and was killed"
+        elif self.has_spoken and not self.failure and code >= 0 and code != EXIT_TERMINATED:
+            cure = "" if self.spec.name == "learner" else OWN_PROCESS
+            return f"{self.spec.name} {how}{UNASKED}{cure}"
         # A process that was killed from outside printed no stacks; those in the log are older.
         has_stacks = self.was_silent or (code < 0 and code != -signal.SIGKILL)
         place = place_in_foreign_code(self.spec.log) if has_stacks else ""

@@ -73,8 +73,6 @@ SMALLER_STEP = (
     ", or lower learner.max_tokens_per_microbatch, or set learner.activation_checkpointing = true"
 )
 """Continuation of `FEWER_ACTORS` for the learner."""
-UNASKED = ". Nobody asked it to end: the environment may call os._exit"
-"""Explanation of the end of a process that exited without an error."""
 
 LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 """Thresholds of glibc's allocator, in bytes, for a learner that trains a pretrained model."""
@@ -365,17 +363,10 @@ class Supervisor:
 
 
 def _advice(spec: ProcessSpec, failure: _Failure) -> str:
-    """Return what to do about a process that ended without a reason; "" if it gave one.
-
-    A process that fails exits with a positive code and a reason. If foreign code of the environment
-    ends the process, its code is that of a signal, or 0: then the advice is to play the environment
-    in a process of its own (`OWN_PROCESS`).
-    """
+    """Return what to do about a process that a signal has ended; "" about others."""
     if failure.code == -signal.SIGKILL and not failure.was_silent:
         return OUT_OF_MEMORY + FEWER_ACTORS + (SMALLER_STEP if spec.name == "learner" else "")
-    if spec.name == "learner" or failure.code > 0:
-        return ""
-    return OWN_PROCESS if failure.code else UNASKED + OWN_PROCESS
+    return "" if spec.name == "learner" or failure.code >= 0 else OWN_PROCESS
 
 
 async def until_signalled(supervisor: Supervisor) -> int | None:
