@@ -537,6 +537,8 @@ class Matrix:
     for_s: float
     """No run is started later than this number of seconds after the call that runs the matrix."""
     subject: Subject
+    note: str = ""
+    """Sentence for the user before the first run; "" for none."""
 
     def run_of(self, cell: Cell) -> RunDirectory:
         """Return the directory of a cell's run."""

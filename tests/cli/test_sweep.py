@@ -64,13 +64,18 @@ def test_what_is_no_sweep_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("default")  # another package's
+@pytest.mark.parametrize("way", ["--random", "--search"])
 def test_a_sweep_says_once_that_a_preset_takes_stale_tokens_for_fresh(
-    capsys: pytest.CaptureFixture[str],
+    way: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    if way == "--search":
+        pytest.importorskip("optuna")
+    said = "--method grpo: stale tokens are trained on as if they were fresh"
+    # A sweep over corrections shows what each does.
     for over in ("learner.learning_rate=1e-3,3e-3", "learner.correction=none,decoupled"):
-        read_sweep("--over", over, "--method", "grpo")
-        said = "--method grpo: stale tokens are trained on as if they were fresh"
-        # A sweep over corrections shows what each does.
+        some = [over, way, "2", "--method", "grpo", "--for-s", "0"]  # no run begins within 0 s
+        assert main(["sweep", "--run-dir", str(tmp_path / over[:12]), "--over", *some]) == 0
         assert capsys.readouterr().err.count(said) == ("rate" in over)
 
 

@@ -7,9 +7,8 @@ its own under `--run-dir`. The *matrix* is all cells of a sweep. `sweep_runs.py`
 
 import argparse
 import math
-import sys
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,19 +189,13 @@ def matrix_of(
     # No evaluation while a run trains, and a smaller one than usual at its end.
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
     configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
-    if "learner.correction" not in own:  # a matrix that compares corrections shows what each does
-        for config in configs.values():
-            if note := config_file.note_on_staleness(config, given.method):
-                _say_once(note)
+    notes = {config_file.note_on_staleness(config, given.method) for config in configs.values()}
+    # A matrix that compares corrections, as an ablation does, shows what each does.
+    note = "" if "learner.correction" in own else max(notes, default="")
     method = [] if given.method is None else [given.method]
     title = " · ".join([file.stem, *method, *varied, *given.set])
-    return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
-
-
-@cache
-def _say_once(note: str) -> None:
-    """Print a sentence to stderr, at the first call: a search has many matrices."""
-    print(note, file=sys.stderr)
+    limits = given.actors, given.parallel, given.for_s
+    return Matrix(given.run_dir, title, configs, *limits, subject, note)
 
 
 def _key(assignment: str) -> str:

@@ -129,6 +129,8 @@ def run_matrix(matrix: Matrix) -> int:
             same matrix or a cell of it.
     """
     with lock_folder(matrix.root), lasting_output():
+        if matrix.note:
+            print(matrix.note, file=sys.stderr)
         return run_missing(matrix)
 
 

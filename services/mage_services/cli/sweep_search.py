@@ -9,6 +9,7 @@ is left out; it is one of the `N` of `--search N` all the same, so that every se
 
 import math
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,9 @@ def _search(
         # combinations are run, and runs of another configuration are refused.
         if not chosen and (matrix is not empty or not known):
             break
-        matrix = matrix_of([*known, *(setting for _, setting in valid)])
+        is_first, matrix = matrix is empty, matrix_of([*known, *(each for _, each in valid)])
+        if is_first and matrix.note:
+            print(matrix.note, file=sys.stderr)
         # `--for-s` limits all rounds together.
         code = run_missing(replace(matrix, for_s=latest_start - time.monotonic()))
         if not _record(study, valid, matrix):
