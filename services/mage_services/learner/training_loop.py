@@ -278,9 +278,11 @@ class Publisher:
         async def write() -> None:
             try:
                 await weights.write(snapshot, is_durable=is_rival)
-            except DiskFull:
+            except DiskFull as full:
                 # Peers may have loaded newer weights since the last removal.
                 if not await self._remove_unused():
+                    if unread := weights.leases.unread():
+                        full.problem += f"; versions still to be loaded: {unread}"
                     raise
                 await weights.write(snapshot, is_durable=is_rival)
 

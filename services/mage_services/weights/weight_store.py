@@ -74,6 +74,11 @@ class WeightLeases:
         """Return whether a peer has announcements that it has not loaded."""
         return bool(self._announced.get(peer))
 
+    def unread(self) -> str:
+        """Return in words how many announced versions each peer has not loaded yet; "" for none."""
+        waiting = ((name.partition("/")[0], len(each)) for name, each in self._announced.items())
+        return ", ".join(f"{count} by {name}" for name, count in waiting if count)
+
     def unused(self, versions: Iterable[int]) -> list[int]:
         """Return the versions without a lease."""
         used = {*self._last_loaded.values(), *chain(*self._announced.values())}
