@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from mage_async.pages.charts import Bar, Chart, Series, age_bar, figure, line_chart, signed, words
+from mage_async.pages.charts import (
+    Bar,
+    Chart,
+    Series,
+    age_bar,
+    counted,
+    figure,
+    line_chart,
+    signed,
+    words,
+)
 from mage_async.pages.curves import episode_css
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
@@ -85,6 +95,7 @@ def render_matrix(
         heading=subject.heading,
         matrix=f"{title} · {len(finished)} of {num_cells} runs, seeds {seeds}",
         bounds=unreached_bounds_sentence(finished),
+        units="; ".join(dict.fromkeys(_unit(run) for run in finished if run.environment)),
         alike=alike,
         different=different,
         # The ablation of staleness chooses no setting.
@@ -98,6 +109,14 @@ def render_matrix(
         differences=_difference_table(runs, base),
         corrections=_figure_table(by_label, CORRECTION_COLUMNS),
     )
+
+
+def _unit(run: FinishedRun) -> str:
+    """Return the number of units of an episode, and the bounds of a unit's return, in words."""
+    environment = run.environment
+    units, least, most = (environment[name] for name in ("units", "min_return", "max_return"))
+    bounds = "without bounds" if least is None else f"from {least / units:g} to {most / units:g}"
+    return f"{environment['name']}: {counted(units, 'unit')} an episode, each {bounds}"
 
 
 def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart]:

@@ -386,6 +386,8 @@ class FinishedRun:
     """Share of tokens by age in steps: among all tokens, then among the tokens of each episode."""
     made_with: Mapping[str, str] = field(default_factory=dict)
     """What the run was made with (`made_with_of`), and `SIZES` that its setting does not vary."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """The part `environment` of its summary, with unit and bounds of a return."""
 
     def row(self) -> dict[str, Any]:
         """Return setting, seed, figures and versions as one row of a table."""
@@ -403,7 +405,8 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
     values = config_file.flat_config(records.config)
     sizes = {key: str(values[key]) for key in SIZES if key not in cell.setting.columns}
     made_with = made_with_of(records) | sizes
-    return FinishedRun(cell, _figures(records, summary), _curve(records), _ages(records), made_with)
+    figures, curve, ages = _figures(records, summary), _curve(records), _ages(records)
+    return FinishedRun(cell, figures, curve, ages, made_with, summary["environment"])
 
 
 def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:

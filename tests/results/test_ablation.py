@@ -181,6 +181,7 @@ def test_runs_that_train_no_step_have_returns_and_no_figures_of_steps(make_run):
     returned = interval([run.figures["heldout_last_return"] for run in finished])[0]
     page = render_matrix(finished, num_cells=2, title="untrained")
     assert f"{returned:+.3f}" in page
+    assert "per unit of the environment (rps: 4 units an episode, each from -1 to 1)." in page
     assert "nan" not in page.lower()
 
 
