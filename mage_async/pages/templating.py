@@ -110,7 +110,7 @@ class Frame:
     """Hold the parts around the content of a page: title, tabs, and links to other pages."""
 
     base: str
-    """Beginning of every address of the server, with its token; the addresses below are relative to
+    """Address of the server's first page, relative to this one; the addresses below are relative to
     it."""
     title: str
     run: str = ""

@@ -7,6 +7,7 @@ import socket
 import time
 import urllib.request
 from html.parser import HTMLParser
+from urllib.parse import urljoin
 
 import pytest
 
@@ -91,10 +92,19 @@ def test_every_page_is_whole_and_reaches_for_nothing_outside(server, place):
         assert not any(name.startswith("on") for name in found.attributes)
 
 
+def test_a_proxy_may_show_every_page_below_a_prefix_of_its_own(server, place):
+    shown_at = f"http://hub/user/x/{server.address.split('/', 3)[3]}"
+    for path in ("", "runs/finished/play", f"{place}/trial/1/turn/0", "runs/a%2Fb/"):
+        base, *links = checked(server.get(path)[1]).links
+        root = urljoin(f"{shown_at}{path}", base)
+        assert root == shown_at, path
+        assert all(urljoin(root, link).startswith(root) for link in links), path
+
+
 def test_every_link_of_a_page_leads_to_a_page(server, place):
     seen = set()
     for path in ("runs/finished/", "runs/finished/step/2", place, f"{place}/trial/0/turn/0"):
-        seen |= {link for link in checked(server.page(path)).links if not link.startswith("/")}
+        seen |= {link for link in checked(server.page(path)).links if not link.startswith("../")}
     for link in sorted(seen)[:120]:
         status, text, _ = server.get(link.removeprefix("./"))
         assert status == 200, (link, text)

@@ -5,6 +5,8 @@ frame.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from aiohttp import web
+
 from mage_async.errors import RunError
 from mage_async.pages.templating import Frame, progress_note, run_address
 from mage_async.results.run_directory import RunDirectory
@@ -17,7 +19,7 @@ class PageRequest:
     """Describe a request for a page of a run."""
 
     base: str
-    """Beginning of every address, which holds the access token of `mage view`."""
+    """See `base_of`."""
     runs: Mapping[str, RunDirectory]
     """All runs below the folder of `mage view`, by name."""
     name: str
@@ -73,6 +75,14 @@ class PageRequest:
         """
         text = self.query.get(name, "")
         return whole_number(text, name) if text else default
+
+
+def base_of(request: web.Request) -> str:
+    """Return the address of the server's first page, relative to the requested page: a reverse
+    proxy may show all pages below a prefix of its own, which this server does not know.
+    """
+    # The path begins with the token, as in "/TOKEN/runs/NAME/step/3", whose base is "../../../".
+    return "../" * (request.rel_url.raw_path.count("/") - 2) or "./"
 
 
 def whole_number(text: str, name: str) -> int:

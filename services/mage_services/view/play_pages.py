@@ -30,7 +30,7 @@ from mage_services.processes.child_process import (
     module_command,
 )
 from mage_services.processes.process import first_failure
-from mage_services.view.page_request import whole_number
+from mage_services.view.page_request import base_of, whole_number
 from mage_services.view.run_watcher import RunWatcher
 
 MODULE = "mage_services.view.play_pages"
@@ -157,7 +157,7 @@ class PlayPages:
     """
 
     base: str
-    """Beginning of every address, with the token."""
+    """Beginning of the path of every request, with the token."""
     watcher: RunWatcher
     _games: dict[int, Game] = field(default_factory=dict)
     """Games by number, oldest first."""
@@ -182,7 +182,8 @@ class PlayPages:
         """Answer with the page on which a game is begun, and which lists the run's games."""
         name = self._run_name(request)
         games = [(number, game) for number, game in self._games.items() if game.run == name]
-        return html_response(fill("play.html", frame=self._frame(name, "play"), games=games))
+        frame = self._frame(request, name, "play")
+        return html_response(fill("play.html", frame=frame, games=games))
 
     async def _begin_game(self, request: web.Request) -> web.Response:
         """Start the process of a game, and redirect to its page."""
@@ -199,7 +200,7 @@ class PlayPages:
         number = next(self._numbers)
         game = self._games[number] = Game(name, process, has_person)
         game.listening = asyncio.create_task(self._listen(game), name=f"play {number}")
-        raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
+        raise web.HTTPSeeOther(f"{base_of(request)}{run_address(name)}play/{number}")
 
     async def _listen(self, game: Game) -> None:
         """Handle the process's messages until it ends. Cancellation leaves the process as it is."""
@@ -216,7 +217,7 @@ class PlayPages:
         """Answer with the page of a game."""
         name, number, game = self._requested_game(request)
         play = f"{run_address(name)}play"
-        frame = self._frame(name, f"trial {number}", [("play", play)])
+        frame = self._frame(request, name, f"trial {number}", [("play", play)])
         address = f"{play}/{number}"  # receives the answers
         return html_response(fill("played.html", frame=frame, played=game, address=address))
 
@@ -229,7 +230,7 @@ class PlayPages:
             game.lines.append(Line(answer, is_answer=True))
             game.wanted = None
             game.process.send(Answer(answer))
-        raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
+        raise web.HTTPSeeOther(f"{base_of(request)}{run_address(name)}play/{number}")
 
     def _run_name(self, request: web.Request) -> str:
         """Return the name of the run in an address; raise a `RunError` if it is gone."""
@@ -244,11 +245,17 @@ class PlayPages:
             raise RunError(f"there is no trial {number} any more: begin another one")
         return name, number, self._games[number]
 
-    def _frame(self, name: str, title: str, above: Sequence[tuple[str, str]] = ()) -> Frame:
+    def _frame(
+        self,
+        request: web.Request,
+        name: str,
+        title: str,
+        above: Sequence[tuple[str, str]] = (),
+    ) -> Frame:
         """Return the frame of a page."""
         crumbs = [(name, run_address(name)), *above]
         change = self.watcher.changes[name]
-        return Frame(self.base, title, name, "play", crumbs, change=change)
+        return Frame(base_of(request), title, name, "play", crumbs, change=change)
 
 
 def _text(given: Mapping[str, object], name: str) -> str:

@@ -28,7 +28,7 @@ from mage_async.results.run_directory import find_runs
 from mage_services.processes.child_process import ChildProcess, module_command
 from mage_services.view import credit_process, index_process, run_pages, trial_pages
 from mage_services.view.credit_process import CreditCache
-from mage_services.view.page_request import PageRequest
+from mage_services.view.page_request import PageRequest, base_of
 from mage_services.view.play_pages import PlayPages, html_response
 from mage_services.view.run_watcher import RunWatcher
 
@@ -105,14 +105,13 @@ class Server:
 
     def __init__(self, watcher: RunWatcher, credits: CreditCache, token: str) -> None:
         self._watcher, self._credits, self._token = watcher, credits, token
-        self._base = f"/{token}/"
 
     def application(self) -> web.Application:
         """Return the application with all its routes."""
 
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(harden)
-        base = self._base
+        base = f"/{self._token}/"
         app.router.add_get(base, self._runs)
         app.router.add_get(f"{base}events", self._events)
         app.router.add_get(f"{base}static/{{name}}", self._static)
@@ -134,32 +133,28 @@ class Server:
         except web.HTTPRedirection:
             raise
         except web.HTTPException as error:
-            return self._sentence(f"Nothing is at this address ({error.reason}).", error.status)
+            text = f"Nothing is at this address ({error.reason})."
+            return _sentence(request, text, error.status)
         except (RunError, ConfigError) as error:
-            return self._sentence(str(error), 404)
+            return _sentence(request, str(error), 404)
         except sqlite3.Error as error:
             text = f"The index of this run cannot be read: {error}; delete index.sqlite."
-            return self._sentence(text, 410)
+            return _sentence(request, text, 410)
         except FileNotFoundError as error:
-            return self._sentence(f"{error.filename} is gone: the run was deleted.", 410)
-
-    def _sentence(self, text: str, status: int) -> web.Response:
-        """Return a page of one sentence."""
-        frame = Frame(self._base, "cannot be shown")
-        return html_response(fill("sentence.html", frame=frame, sentence=text), status)
+            return _sentence(request, f"{error.filename} is gone: the run was deleted.", 410)
 
     async def _in_thread(self, make: Callable[[], Markup]) -> web.Response:
         """Make a page in a thread."""
         loop = asyncio.get_running_loop()
         return html_response(await loop.run_in_executor(self._watcher.threads, make))
 
-    async def _runs(self, _: web.Request) -> web.StreamResponse:
+    async def _runs(self, request: web.Request) -> web.StreamResponse:
         """Answer with the list of all runs, or redirect to the only one."""
         runs = self._watcher.runs
         # A run in the folder "/" has the name "", which is no address, so it is listed.
         if len(runs) == 1 and (name := next(iter(runs))):
-            raise web.HTTPFound(f"{self._base}{run_address(name)}")
-        frame = Frame(self._base, "all runs", change=self._watcher.changes[""])
+            raise web.HTTPFound(run_address(name))
+        frame = Frame(base_of(request), "all runs", change=self._watcher.changes[""])
         return await self._in_thread(partial(run_pages.all_runs, runs, frame))
 
     async def _page(
@@ -174,7 +169,7 @@ class Server:
         # meanwhile has a larger number, and the page loads again.
         change, runs = self._watcher.changes[name], self._watcher.runs
         page_request = PageRequest(
-            self._base, runs, name, numbers, request.query, self._credits, fault, change
+            base_of(request), runs, name, numbers, request.query, self._credits, fault, change
         )
         return await self._in_thread(partial(make, page_request))
 
@@ -213,6 +208,12 @@ class Server:
             return response
         finally:
             del self._watcher.listeners[queue]
+
+
+def _sentence(request: web.Request, text: str, status: int) -> web.Response:
+    """Return a page of one sentence."""
+    frame = Frame(base_of(request), "cannot be shown")
+    return html_response(fill("sentence.html", frame=frame, sentence=text), status)
 
 
 def bound_socket(port: int) -> socket.socket:
