@@ -41,7 +41,7 @@ class Cells:
     num_cells: int
     parts: Tensor | None = None
     """int64 `[N]`: the part of each turn. Parts are numbered from 0 without gaps, those of a lower
-    cell first. None if no mean or baseline needs them.
+    cell first. None if no baseline needs them.
     """
     num_parts: int = 0
     weights: Tensor | None = None

@@ -341,11 +341,11 @@ def _cells(
     *,
     has_parts: bool = False,
 ) -> "Cells":
-    """Number the cells, whose turns agree in the columns `key`, and, if needed, the parts of each
-    cell (the turns of one trial).
+    """Number the cells, whose turns agree in the columns `key`.
 
     Args:
         weight: how a mean counts; with "token" each turn by the number of its sampled tokens.
+        has_parts: whether to number the parts of each cell too (the turns of one trial).
     """
     import torch
 
@@ -356,6 +356,7 @@ def _cells(
     weights = None
     if weight == "trial" and parts is not None:
         weights = 1.0 / np.bincount(parts)[parts]
+        parts = parts if has_parts else None  # the weights say all that a mean needs of them
     elif weight == "token":
         tokens = table.num_sampled.astype(np.float64)
         # Turns without a sampled token have no loss; a cell of such turns still needs a mean.

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import mage_kernels
 from mage_async.config.defaults import ON_CORES, ONE_SCALE
 from mage_async.credit.turn_table import TurnTable
 from mage_async.learning.advantages import Gigpo, GroupMean, LeaveOneOut
@@ -188,6 +189,22 @@ def test_leaving_one_out_leaves_out_all_turns_of_the_trial():
     assert by_trial == pytest.approx(rows.returns - [5.5, 5.5, 2.5, 5.0, 5.0])
     by_sample = minus_mean_of_others(rows, ("group",), "sample")
     assert by_sample == pytest.approx(rows.returns - [14 / 3, 14 / 3, 2.5, 4.0, 4.0])
+
+
+@pytest.mark.parametrize("kind", [GroupMean, LeaveOneOut])
+def test_only_what_leaves_one_out_sends_parts_of_cells_to_a_device(kind, monkeypatch):
+    sent = []
+    for name in ("minus_baseline", "over_rms"):
+        kernel = getattr(mage_kernels, name)
+
+        def spy(values, cells, *rest, kernel=kernel, **more):
+            sent.append(cells.parts is not None)
+            return kernel(values, cells, *rest, **more)
+
+        monkeypatch.setattr(mage_kernels, name, spy)
+    rows = table([0.0, 1.0, 4.0], trial=np.array([0, 1, 1]))
+    kind(baseline=("group",), scale=("group",), weight="trial").estimate(rows, "cpu")
+    assert sent == [kind is LeaveOneOut, False]
 
 
 def test_parts_of_a_mix_have_baselines_and_scales_of_their_own_under_the_defaults_on_cores():
