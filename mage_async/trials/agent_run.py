@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from mage_async.completion import Completion, Prompt
+from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.environments.agent import AgentTasks, Session
 from mage_async.environments.legal_pattern import regex_form
 from mage_async.environments.mix import component_of, component_task
@@ -100,6 +100,8 @@ class PolicyCall:
     """Names of tools, of which the answer calls one or more; empty: it need not call any."""
     is_parallel: bool = True
     """Whether an answer that must call tools may call more than one."""
+    sampling: Sampling | None = None
+    """Gives temperature and `top_p` in place of the run's; None in every trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,6 +671,9 @@ class AgentRun:
             config.refresh_kv == "episode" and is_first and self.episode > 0
         )
         prompt = replace(self._prompt(lineage, tokens, limit, wants_fresh), restriction=allowed)
+        if (given := policy_call.sampling) is not None:
+            own = replace(prompt.sampling, temperature=given.temperature, top_p=given.top_p)
+            prompt = replace(prompt, sampling=own)
         return Pending(prompt, policy_call, lineage, digest, self.episode)
 
     def _limit(self, policy_call: PolicyCall) -> int:

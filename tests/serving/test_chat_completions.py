@@ -20,11 +20,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from mage_async.assembly import trial_config_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config import config_file
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ContextFull, RunError, TurnLost
 from mage_async.inference.chat_files import load_chat
+from mage_async.trajectory import Task
+from mage_async.trials.trial_run import TrialStart
 from mage_services.cli.chat import COMMANDS
 from mage_services.cli.main import main
 from mage_services.engines.chat_endpoint import ChatEndpoint, Endpoint, text_chat
@@ -37,9 +40,14 @@ from mage_services.gateway.chat_completions import (
     MessageCall,
     read_request,
 )
-from mage_services.serving.chat_server import ChatServer, Conversations, conversation_texts
+from mage_services.serving.chat_server import (
+    ChatServer,
+    Conversations,
+    ProgramServer,
+    conversation_texts,
+)
 from mage_services.serving.session import serve
-from tests.helpers.agent_site import scripted, small_chat
+from tests.helpers.agent_site import config_of, scripted, small_chat, tasks_of
 from tests.helpers.random_models import save_text_model
 from tests.helpers.recorded_runs import unpack
 
@@ -231,6 +239,43 @@ def test_answers_of_tools_reach_a_policy_with_tools_as_its_template_writes_them(
         )
 
     asyncio.run(talk())
+
+
+def test_a_program_is_served_with_its_tools_as_in_its_trials(tmp_path):
+    save_text_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(QWEN3.read_text())
+    chat = load_chat(tmp_path)
+    engine = scripted(chat, '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', "red")
+    environment, task = tasks_of(lambda self, *given: 1.0), Task("own", "3", 7)
+    trial = trial_config_of(config_of(), environment, chat, 1)
+    server = ProgramServer(TrialStart(environment, task, 0, trial, chat, "serve"), engine, most=1)
+    messages = [{"role": "system", "content": "Be short."}, user("Which?")]
+
+    async def main():
+        async with TestClient(TestServer(server.application)) as client:
+
+            async def ask(messages, path="chat/completions", headers=None, **more):
+                body = {"messages": messages, "max_tokens": 150, **more}
+                async with client.post(f"/v1/{path}", json=body, headers=headers) as answer:
+                    return answer.status, await answer.json()
+
+            call = said((await ask(messages, tools=[TOOL], temperature=0.5))[1])
+            assert call["tool_calls"][0]["function"]["name"] == "look"
+            prompt, completion = engine.completions[-1]
+            assert prompt.tokens.tolist() == [*chat.prompt(messages, [TOOL])]
+            assert prompt.sampling.temperature == 0.5
+            result = {"role": "tool", "content": "red", "tool_call_id": call["tool_calls"][0]["id"]}
+            whole = [*messages, call, result]
+            assert said((await ask(whole, tools=[TOOL]))[1])["content"] == "red"
+            known = [*prompt.tokens, *completion.tokens]
+            assert engine.completions[-1][0].tokens.tolist()[: len(known)] == known
+            for number in range(5):
+                assert (await ask([user(f"{number}")], "messages", model="any"))[0] == 200
+                assert engine.statistics().num_contexts <= 2
+            refused = [await ask(whole, headers={"X-Session-Id": "a"}), await ask(messages, seed=1)]
+            assert [status for status, _ in refused] == [400, 400]
+
+    asyncio.run(main())
 
 
 def test_another_path_is_refused_in_the_form_that_clients_read(address):

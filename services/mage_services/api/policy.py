@@ -3,23 +3,26 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from typing import Any, Self
 
-from mage_async.assembly import environment_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
-from mage_async.config.schema import Config
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import MageError
 from mage_async.inference.chat_files import load_chat
 from mage_async.results.run_directory import RunDirectory
-from mage_services.actor.play_session import chosen_policy
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.trial_run import TrialStart
+from mage_services.actor.play_session import chosen_policy, drawn_task
 from mage_services.api.coroutines import Background
 from mage_services.engines.engine import make_engine
 from mage_services.gateway.chat_completions import ChatRequest, Message
-from mage_services.serving.chat_server import Conversations
+from mage_services.serving.chat_server import Conversations, ProgramServer
 
 
 class Policy:
@@ -63,6 +66,39 @@ class Policy:
         """Return a conversation, with an engine of its own in another thread."""
         return Chat(self)
 
+    @cached_property
+    def environment(self) -> Environment | None:
+        """The run's environment; None if it cannot be made any more: a conversation does not need
+        it.
+        """
+        try:
+            return environment_of(self.config)
+        except MageError as fault:
+            text = f"answers are not restricted to legal actions: {fault}"
+            print(text, file=sys.stderr, flush=True)
+            return None
+
+    def _chat(self) -> ChatFormat:
+        """Return the policy's chat format."""
+        return load_chat(self.path, thinking=self.config.transcript.thinking)
+
+    @asynccontextmanager
+    async def programs(
+        self, environment: AgentTasks, name: str, most: int
+    ) -> AsyncIterator[ProgramServer]:
+        """Run the policy's engine, and yield a server of programs like those of training.
+
+        Args:
+            name: Name of the engine, for errors.
+            most: Largest number of conversations that are remembered.
+        """
+        chat = self._chat()
+        environment.facts = replace(environment.facts, max_turns=sys.maxsize)  # calls have no end
+        config = trial_config_of(self.config, environment, chat, 1)
+        start = TrialStart(environment, drawn_task(environment, None, None), 0, config, chat, name)
+        async with make_engine(self.config, self.path, name) as engine:
+            yield ProgramServer(start, engine, most)
+
     @asynccontextmanager
     async def conversations(self, name: str, most: int = 64) -> AsyncIterator[Conversations]:
         """Run the policy's engine, and yield the conversations with it.
@@ -71,8 +107,7 @@ class Policy:
             name: Name of the engine, for errors.
             most: Largest number of conversations that are remembered.
         """
-        chat = load_chat(self.path, thinking=self.config.transcript.thinking)
-        environment = _environment_of(self.config)
+        chat, environment = self._chat(), self.environment
         actions, without_tags = None, False
         if environment is not None:
             chat = chat.offering(environment.tools)
@@ -81,18 +116,6 @@ class Policy:
             actions = environment.actions_of_every_turn
         async with make_engine(self.config, self.path, name) as engine:
             yield Conversations(self.config, chat, engine, most, actions, without_tags=without_tags)
-
-
-def _environment_of(config: Config) -> Environment | None:
-    """Return the run's environment; None if it cannot be made any more: a conversation does not
-    need it.
-    """
-    try:
-        return environment_of(config)
-    except MageError as fault:
-        text = f"answers are not restricted to legal actions: {fault}"
-        print(text, file=sys.stderr, flush=True)
-        return None
 
 
 class Chat:

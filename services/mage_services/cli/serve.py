@@ -13,7 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and the address."""
     parser.epilog = (
         "The `messages` of a request are the whole conversation, or only the new messages if the "
-        "header X-Session-Id names the conversation. Anybody who reaches the port may use it; "
+        "header X-Session-Id names the conversation. Agent programs are answered as in training: "
+        "over three protocols, and with tools. Anybody who reaches the port may use it; "
         "there is no authentication. Ctrl-C ends it."
     )
     parser.add_argument("run_dir", type=Path)
@@ -36,6 +37,7 @@ def run(given: argparse.Namespace) -> int:
 
 async def _serve(given: argparse.Namespace) -> None:
     """Serve the policy until SIGINT or SIGTERM."""
+    from mage_async.environments.agent import AgentTasks
     from mage_async.results.run_directory import RunDirectory
     from mage_services.api.policy import Policy
     from mage_services.environments.call_runner import CallRunner
@@ -48,6 +50,11 @@ async def _serve(given: argparse.Namespace) -> None:
     def say(address: str) -> None:
         print(f"serving version {policy.version} of {run.root.name} at {address}/v1", flush=True)
 
+    where = given.host, given.port, CallRunner(), say
+    if isinstance(policy.environment, AgentTasks):
+        async with policy.programs(policy.environment, "serve", given.sessions) as programs:
+            await serve(programs.application, *where)
+        return
     async with policy.conversations("serve", given.sessions) as conversations:
         if conversations.needs_regex:
             most = policy.config.transcript.max_action_tokens
@@ -59,4 +66,4 @@ async def _serve(given: argparse.Namespace) -> None:
                 flush=True,
             )
         application = ChatServer(conversations, run.root.name).application
-        await serve(application, given.host, given.port, CallRunner(), say)
+        await serve(application, *where)

@@ -94,6 +94,11 @@ class EpisodeEndpoint:
         self.is_closed = False
         """Whether the episode has ended."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call is being answered."""
+        return bool(self._waiting)
+
     async def answer(self, policy_call: PolicyCall) -> list[Choice]:
         """Sample the choices of a call. Cancellation forgets the call.
 
@@ -191,7 +196,7 @@ class Gateway:
         """Endpoints of the episodes of the trials that are being played, by key."""
         self._address = ""
         self._starting = asyncio.Lock()
-        application = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        self.application = application = web.Application(client_max_size=MAX_REQUEST_BYTES)
         for prefix in ("/v1", "/{key}/v1"):
             application.add_routes(
                 [
@@ -331,7 +336,7 @@ class Gateway:
         before: tuple[Message, ...] = ()
         if request.previous_response_id is not None:
             if request.previous_response_id not in endpoint.conversations:
-                raise BadRequest("`previous_response_id` names no response of this episode")
+                raise BadRequest("`previous_response_id` names no response that is remembered")
             before = endpoint.conversations[request.previous_response_id]
         policy_call = request.policy_call(before)
         (choice,) = await endpoint.answer(policy_call)

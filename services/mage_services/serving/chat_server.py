@@ -1,5 +1,8 @@
 """Serve one policy over OpenAI's chat completions API; `mage serve` runs this server.
 
+A policy that agent programs were trained with is served by `ProgramServer`, as the gateway of their
+trials does; every other one by `ChatServer`, as follows.
+
 The tokens of a conversation are one context of the policy's engine, to which each request appends,
 as in the trials of training. A client refers to its conversation by the name of a session, or sends
 all messages with every request. In the second case the server looks for the context with the same
@@ -19,26 +22,35 @@ from aiohttp import web
 from mage_async.assembly import sampling_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config.schema import Config
+from mage_async.environments.agent import Session
 from mage_async.errors import ContextFull, EnvironmentFault, InfrastructureFault, RunError
 from mage_async.methods.method import Methods
 from mage_async.restriction import Restriction
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.agent_run import Choice, text_form
+from mage_async.trials.agent_run import MAX_LINEAGES, AgentRun, Choice, text_form
 from mage_async.trials.allowed_tokens import actions_restriction, answer_restriction
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.trial_run import TrialStart
 from mage_services.engines.chat_endpoint import TOO_LONG
-from mage_services.engines.engine import Engine
+from mage_services.engines.engine import Engine, Sampler
 from mage_services.gateway.chat_completions import (
     BadRequest,
     ChatRequest,
     Message,
     completion_response,
+    decode,
     error_response,
     in_order_of_calls,
     read_request,
 )
-from mage_services.gateway.gateway import MAX_REQUEST_BYTES
+from mage_services.gateway.gateway import (
+    MAX_REQUEST_BYTES,
+    POLICY,
+    EpisodeEndpoint,
+    Gateway,
+    Refused,
+)
 from mage_services.serving.session import refuse_other_sites
 
 Texts = tuple[str | tuple[str, ...], ...]
@@ -187,7 +199,7 @@ class Conversations:
                 tokens += self._chat.answer(tokens[-1], forced, words, prefill)
             else:
                 tokens += self._chat.opening(words, prefill)
-        sampling, seed = self._sampling_for(request), self._seed(request)
+        sampling, seed = sampling_for(request, self._default_sampling), self._seed(request)
         restriction = self._restriction(request, sampling.max_tokens)
         prompt = Prompt(
             context.name, np.array(tokens, np.int32), sampling, seed, restriction=restriction
@@ -253,27 +265,32 @@ class Conversations:
             _, oldest = self._kept.popitem(last=False)
             self._engine.release(oldest.name)
 
-    def _sampling_for(self, request: ChatRequest) -> Sampling:
-        """Return the sampling of training, with the values of the request in place of its own."""
-        wanted: dict[str, Any] = {
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "max_tokens": request.limit(),
-        }
-        given = {name: value for name, value in wanted.items() if value is not None}
-        sampling = replace(self._default_sampling, **given)
-        has_temperature = 0 <= sampling.temperature < float("inf")
-        if not has_temperature or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
-            raise BadRequest(
-                "`temperature` must be a number from 0, `top_p` above 0 and at most 1, "
-                f"`max_tokens` at least 1; got {sampling.temperature:g}, {sampling.top_p:g}, "
-                f"{sampling.max_tokens}"
-            )
-        return sampling
-
     def _seed(self, request: ChatRequest) -> int:
         """Return the seed of a request, or a random one."""
         return self._seeds.getrandbits(63) if request.seed is None else abs(request.seed) % 2**63
+
+
+def sampling_for(request: ChatRequest, default: Sampling) -> Sampling:
+    """Return the sampling of training, with the values of a request in place of its own.
+
+    Raises:
+        BadRequest: a value is out of its range.
+    """
+    wanted: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "max_tokens": request.limit(),
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    sampling = replace(default, **given)
+    has_temperature = 0 <= sampling.temperature < float("inf")
+    if not has_temperature or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
+        raise BadRequest(
+            "`temperature` must be a number from 0, `top_p` above 0 and at most 1, "
+            f"`max_tokens` at least 1; got {sampling.temperature:g}, {sampling.top_p:g}, "
+            f"{sampling.max_tokens}"
+        )
+    return sampling
 
 
 def conversation_texts(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
@@ -364,3 +381,58 @@ class ChatServer:
         """Answer with the list of models, which has one."""
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "mage"}
         return web.json_response({"object": "list", "data": [model]})
+
+
+class ProgramServer(Gateway):
+    """Answer programs as the gateway of their trials does, over the same protocols and with tools,
+    but without keys.
+
+    All conversations belong to one `AgentRun`, which continues the tokens of those that it knows.
+    Once it holds more than `most`, a new one takes its place, which reads old conversations anew.
+
+    Args:
+        start: An episode of a program, which never ends.
+    """
+
+    def __init__(self, start: TrialStart, engine: Sampler, most: int) -> None:
+        super().__init__()
+        self._start, self._engine, self._most = start, engine, min(most, MAX_LINEAGES // 2)
+        self._runs: list[tuple[AgentRun, EpisodeEndpoint]] = []
+        """The current run, and before it those that still had calls to answer."""
+        self._numbers = count()
+
+    def _endpoint_of(self, request: web.Request) -> EpisodeEndpoint:
+        """Return the endpoint of all clients.
+
+        Raises:
+            Refused: the client expects the server to keep its conversation.
+        """
+        refuse_other_sites(request)
+        if SESSION in request.headers:
+            raise Refused(400, f"a program sends its whole conversation: leave {SESSION} out")
+        if not self._runs or len(self._runs[-1][0].contexts()) > self._most:
+            self._begin()
+        return self._runs[-1][1]
+
+    def _begin(self) -> None:
+        """Begin a run, and forget those before it that have answered all calls."""
+        for run, endpoint in [*self._runs]:
+            if not endpoint.is_waiting:
+                self._runs.remove((run, endpoint))
+                for context in run.contexts():
+                    self._engine.release(context)
+        run = AgentRun(replace(self._start, name=f"{self._start.name}{next(self._numbers)}"))
+        session = Session("", "")
+        run.connect(lambda: session)
+        run.next_call()  # begins the episode; the call itself would run a program
+        # A fault is answered to the client, and ends nothing else.
+        self._runs.append((run, EpisodeEndpoint(run, self._engine, session, lambda fault: None)))
+
+    async def _chat(self, endpoint: EpisodeEndpoint, body: bytes) -> web.Response:
+        """Answer a request of OpenAI's chat completions, sampled as it says."""
+        request: ChatRequest = decode(body, ChatRequest)
+        if request.seed is not None:
+            raise BadRequest("`seed` has no effect on this policy: leave it out")
+        sampling = sampling_for(request, self._start.config.sampling)
+        choices = await endpoint.answer(replace(request.policy_call(), sampling=sampling))
+        return completion_response(choices, POLICY, request)
