@@ -171,7 +171,7 @@ have to copy it.
 
 
 MAX_REWARD = 1e15
-"""Largest size of a reward: the squares of much larger returns leave the range of floats."""
+"""Largest size of a reward: with squares beyond the range of floats, all advantages would be 0."""
 
 
 def is_finite(value: object) -> TypeGuard[float]:
