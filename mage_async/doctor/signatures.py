@@ -664,14 +664,19 @@ def actors_starving(run: History) -> Sightings:
 
 def memory_unused(config: Config, evaluation: Record) -> Sightings:
     """Held-out returns are the same without the earlier episodes in the context, in a run that has
-    memory to remove.
+    trained the policy to use them.
     """
-    if config.trial.memory == "none":
+    if not _trains_memory(config):
         return
     credit = msgspec.to_builtins(config.credit)
     pays_all = credit["kind"] in EARLY_PAID and credit.get("episode_discount") == 1.0
     for seen in _no_loss(evaluation, "heldout_blind", "without the earlier episodes"):
         yield seen._replace(remedy=MORE_TRAINING) if pays_all else seen
+
+
+def _trains_memory(config: Config) -> bool:
+    """Return whether trials of training have earlier episodes, and the policy sees them."""
+    return config.trial.episodes > 1 and config.trial.memory != "none"
 
 
 MORE_TRAINING = "Train for more learner.steps."
@@ -681,9 +686,9 @@ EARLY_PAID = ("differential", "cumulative_paper")
 
 def swap_harmless(config: Config, evaluation: Record) -> Sightings:
     """Held-out returns are the same if another member is hidden in the last episode, in a run that
-    has memory: the policy has not learned about the member that it plays.
+    has trained memory: the policy has not learned about the member that it plays.
     """
-    if config.trial.memory != "none":
+    if _trains_memory(config):
         yield from _no_loss(evaluation, "heldout_swapped", "with another member hidden in it")
 
 

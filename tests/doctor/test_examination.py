@@ -134,8 +134,9 @@ def test_where_no_reward_is_earned_that_is_the_one_finding() -> None:
     assert "no episode of 5 steps has earned any reward" in finding.evidence
 
 
-def test_memory_that_was_switched_off_is_not_missed() -> None:
-    assert doctor("trial.memory=none").evaluated(evaluation(0.7, 0.7, 0.7)) == []
+@pytest.mark.parametrize("key", ["trial.memory=none", "trial.episodes=1"])
+def test_memory_that_was_not_trained_is_not_missed(key: str) -> None:
+    assert doctor(key).evaluated(evaluation(0.7, 0.7, 0.7)) == []
 
 
 def test_trials_that_outgrow_the_context_are_truncation() -> None:
