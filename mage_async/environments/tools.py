@@ -573,7 +573,10 @@ async def _step(user_object: Any, tools: Mapping[str, Tool], text: str) -> StepV
         observation = await _final_observation(user_object, text.strip())
     # `score` is the total of the episode so far; the reward is what this turn has added to it.
     score = await _result(user_object.score)
-    reward, user_object._earned = score - user_object._earned, score
+    try:
+        reward, user_object._earned = score - user_object._earned, score
+    except TypeError:  # None, a dictionary of several scores, …
+        raise TypeError(f"score() must return a number, got {score!r:.60}") from None
     return observation, reward, is_done, False, {"is_valid": is_valid, "tool_answers": answers}
 
 

@@ -262,6 +262,19 @@ def test_static_and_class_methods_are_tools() -> None:
     assert asyncio.run(play()) == "weighed 1\nlifted 1\nUnbound 2"
 
 
+class ByCriterion(Boxes):
+    """Several scores, which nobody has added up."""
+
+    def score(self) -> Any:
+        return {"right": 1.0}
+
+
+def test_a_score_that_is_no_number_is_named() -> None:
+    said = r"raised TypeError: score\(\) must return a number, got \{'right': 1.0\}"
+    with pytest.raises(CallFault, match=said):
+        outcomes(ByCriterion, "it is in the first")
+
+
 class Turning:
     """A tool with almost the name of an optional part."""
 
