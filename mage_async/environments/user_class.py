@@ -44,6 +44,7 @@ from mage_async.environments.user_calls import (
     Origin,
     Request,
     SlowPlay,
+    as_config_error,
     info_text,
     says_no_room,
 )
@@ -640,7 +641,11 @@ class ResetStep(Environment):
     @cached_property
     def values(self) -> dict[Split, dict[str, Any]]:
         """For each split, the argument of `reset` for each task name."""
-        return {split: self._tasks(split) for split in SPLITS}
+        found = dict[Split, dict[str, Any]]()
+        for split in SPLITS:
+            with as_config_error(self._name, f"members({split!r})"):
+                found[split] = self._tasks(split)
+        return found
 
     def value_of(self, member: str) -> Any:
         """Return the task argument of `reset` for a task's name."""

@@ -392,7 +392,14 @@ SHARED_SOURCE = (
         ("    max_turns = 0", "`max_turns` must be a whole number from 1, got 0"),
         ("    min_return = 1", "facts.min_return and max_return must be two numbers, the second"),
         ("    min_return = max_return = 0", "max_return must be two numbers, the second above"),
-        ("    def members(self, split):\n        return ()", "members('train') must be a tuple of"),
+        (
+            "    def members(self, split):\n        return [1, 2] if split == 'train' else []",
+            "members('heldout') must be at least two names: the control `swapped` hides another",
+        ),
+        (
+            "    members = lambda self, split: {'train': [1, 2], 'test': [3, 4]}[split]",
+            "members('heldout'): ",
+        ),
         (
             "    def members(self, split):\n        return (f'{split} alone',)",
             "members('train') must be at least two names: the control `swapped` hides another",
