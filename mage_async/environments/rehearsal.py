@@ -44,7 +44,7 @@ NUM_ACTS, EPISODE_S = 8, 5.0
 """Largest number of steps in each rehearsed episode of a class with `reset` and `step`, and seconds
 after which no further step is made.
 """
-_ANY_TEXT = ("1", "a", "hello world", "1 2 3")
+ANY_TEXT = ("1", "a", "hello world", "1 2 3")
 """Actions for a class that lists none: it must accept any text that a policy writes. `is_probe`
 must accept any text too.
 """
@@ -119,7 +119,7 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
             wanted = f"a dictionary of tuples of {num_episodes} numbers, one per episode"
             want(are_known, f"references({split!r}, {num_episodes})", wanted, known)
         # Actions that are not legal are counted too: a policy may write any text, or none.
-        for action in ("", *_ANY_TEXT, environment.facts.example, *environment.facts.words):
+        for action in ("", *ANY_TEXT, environment.facts.example, *environment.facts.words):
             with as_config_error(name, f"is_probe({action!r})"):
                 environment.is_probe(action)
 
@@ -399,7 +399,7 @@ def _chooser(name: str, environment: ResetStep) -> Callable[[ResetStepPlay], str
     source = random.Random(0)
     if (script := environment.script(source)) is not None:
         return partial(_scripted_action, name, script)
-    any_action = environment.facts.words or _ANY_TEXT
+    any_action = environment.facts.words or ANY_TEXT
     return lambda play: source.choice(play.legal_actions() or any_action)
 
 

@@ -362,8 +362,11 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     assert "ready: " not in said
     assert 'has no `words`, of which policy.kind = "tiny" is built' in error
     assert "words         open text: only a pretrained model can play" in said
-    assert "no turns are shown: random play needs to know what an action may be" in said
-    assert "  win-stay not played: " in said
+    # The model's first prompt needs no action.
+    assert re.search(r"of made-up answers, as the model .*:\n.* Say anything\.\n", said)
+    assert " episode 1 go on" in said
+    assert "+0" not in said, "what made-up answers earn says nothing"
+    assert "  win-stay not played: random play needs to know what an action may be" in said
     assert "earns no more than random play" not in said
     assert "this is a sample" not in said
     assert "held-out tasks are not compared: no `legal_actions`, `legal_pattern` or `words`" in said

@@ -31,7 +31,7 @@ from mage_services.terminal import CountedOutput
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
-    from mage_async.environments.environment import Environment
+    from mage_async.environments.environment import Environment, Script
     from mage_async.environments.rehearsal import Listener
     from mage_async.environments.user_class import ResetStep
     from mage_async.trials.chat_format import ChatFormat
@@ -463,20 +463,28 @@ def _print_trials(
     """Print the first turns of random play, the returns of random and scripted play by episode, and
     the time of the calls.
 
-    Without a script, win-stay, lose-shift is played, if it earns more than random play.
+    Where the class does not say what an action may be, any text is played, to show what the model
+    reads; what it earns is not printed. Without a script, win-stay, lose-shift is played, if it
+    earns more than random play.
     """
-    from mage_async.trials.scripted_play import own_script, random_play
+    from mage_async.environments.rehearsal import ANY_TEXT
+    from mage_async.environments.user_class import ResetStep
+    from mage_async.trials.scripted_play import RandomScript, own_script
     from mage_async.trials.win_stay import NUM_PLAYED
 
-    trials = partial(_trials, play, config, environment, chat)
-    found = play.attempt(
-        "no turns are shown",
-        lambda: play.timed(trials(random_play)),
+    trials, words = partial(_trials, play, config, environment, chat), environment.facts.words
+    is_open = isinstance(environment, ResetStep) and not (
+        words or any(getattr(environment.kind, each, None) is not None for each in LEGAL_PARTS)
     )
+
+    def any_play(_: "Environment", source: random.Random) -> "Script":
+        return RandomScript(source, ANY_TEXT if is_open else words)
+
+    found = play.attempt("no turns are shown", lambda: play.timed(trials(any_play)))
     if found is not None:
-        _print_turns(config, chat, found[0])
+        _print_turns(config, chat, found[0], "made-up answers" if is_open else "random play")
     print("return per unit by episode, on training tasks:")
-    if found is not None:
+    if found is not None and not is_open:
         _print_returns(play, "random", environment, found)
         _print_oddities(play, environment, found)
     name = "script"
@@ -515,7 +523,7 @@ def _win_stay(
     return player_of(compared.rule) if compared.is_better else None
 
 
-def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
+def _print_turns(config: "Config", chat: "ChatFormat", trial: Any, player: str) -> None:
     """Print the first turns of a trial, as the model reads them."""
     from mage_async.config.schema import Tiny
     from mage_async.trajectory import Kind
@@ -524,7 +532,8 @@ def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
     # only turns of the first segment are shown.
     acts = [turn for turn in trial.turns if turn.kind is Kind.ACT and not turn.segment]
     shown, tokens, start = acts[:NUM_TURNS], trial.segments[0].tokens.tolist(), 0
-    print(f"the first {len(shown)} turns, as the model reads and writes them:")
+    count = f"{len(shown)} turns" if len(shown) > 1 else "turn"
+    print(f"the first {count} of {player}, as the model reads and writes them:")
     for turn in shown:
         for line in chat.decode(tokens[start : turn.stop]).splitlines():
             rows = wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
@@ -536,7 +545,7 @@ def _print_turns(config: "Config", chat: "ChatFormat", trial: Any) -> None:
         return  # in the tiny model's format unknown words are bytes: other tokens
     first = "a trial" if len(trial.segments) == 1 else "the first context of a trial"
     most = config.engine.max_tokens
-    print(f"  {first} of random play has {len(tokens):,} tokens of {most:,}")
+    print(f"  {first} of {player} has {len(tokens):,} tokens of {most:,}")
     if len(tokens) > most:
         print(
             f"  an episode is cut where it has used its share of engine.max_tokens = {most:,}: "
