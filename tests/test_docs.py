@@ -41,6 +41,7 @@ OF_A_READER = {
     "my_model.toml",
     "config.toml",
     "run.toml",
+    "sums.py",
 }
 """Files that a reader writes, or that a run does."""
 SUFFIXES = r"\.(?:py|toml|md|sh|svg)"
@@ -184,6 +185,7 @@ EXECUTED = {
     "docs/examples/own_environment.md": ("end_to_end/test_examples.py",) * 2,
     "docs/examples/own_model.md": ("end_to_end/test_examples.py",) * 2,
     "docs/examples/serve.md": ("end_to_end/test_examples.py",),
+    "docs/other_trainers.md": ("gateway/test_programs.py",),
     "docs/environments_of_others.md": ("other_libraries/test_openenv_package.py",),
     "docs/methods.md": (
         "own_components/test_own_components.py",

@@ -54,24 +54,57 @@ REMOVED_KEYS = {
 """What to do instead of setting a key that was removed, by the key."""
 SYNONYMS = {
     **dict.fromkeys(("lr", "step_size"), "learner.learning_rate"),
-    **dict.fromkeys(("group_size", "num_generations", "rollouts"), "admission.trials_per_group"),
-    **dict.fromkeys(("batch_size", "train_batch_size"), "admission.groups_per_step"),
-    **dict.fromkeys(("num_minibatches", "mini_batch_size"), "learner.minibatches"),
+    **dict.fromkeys(
+        ("group_size", "num_generations", "rollouts", "n"), "admission.trials_per_group"
+    ),
+    **dict.fromkeys(
+        ("batch_size", "train_batch_size", "generation_batch_size"), "admission.groups_per_step"
+    ),
+    **dict.fromkeys(
+        ("num_minibatches", "mini_batch_size", "ppo_mini_batch_size", "steps_per_generation"),
+        "learner.minibatches",
+    ),
     **dict.fromkeys(("gamma", "discount"), "credit.turn_discount"),
-    **dict.fromkeys(("epsilon", "clip", "clip_range", "clip_eps"), "learner.correction.clip_high"),
-    **dict.fromkeys(("kl_coef", "beta"), "learner.kl"),
-    **dict.fromkeys(("entropy_coef", "ent_coef"), "learner.entropy"),
+    **dict.fromkeys(("epsilon", "clip_ratio_low"), "learner.correction.clip_low"),
+    **dict.fromkeys(
+        ("epsilon_high", "clip_ratio_high", "clip_ratio", "clip", "clip_range", "clip_eps"),
+        "learner.correction.clip_high",
+    ),
+    **dict.fromkeys(("delta", "clip_ratio_c"), "learner.correction.dual_clip"),
+    **dict.fromkeys(("importance_sampling_level", "loss_mode"), "learner.correction.kind"),
+    **dict.fromkeys(("loss_type", "loss_agg_mode"), "learner.average"),
+    **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), "advantage.scale"),
+    "adv_estimator": "advantage.estimator",
+    **dict.fromkeys(("kl_coef", "kl_loss_coef", "beta", "kl"), "learner.kl"),
+    **dict.fromkeys(("entropy_coef", "entropy_coeff", "ent_coef"), "learner.entropy"),
     **dict.fromkeys(("max_grad_norm", "clip_grad"), "learner.grad_clip"),
-    **dict.fromkeys(("num_steps", "max_steps", "iterations"), "learner.steps"),
+    **dict.fromkeys(
+        ("num_steps", "max_steps", "total_training_steps", "iterations"), "learner.steps"
+    ),
+    "lr_warmup_steps": "learner.warmup_steps",
+    **dict.fromkeys(
+        ("gradient_checkpointing", "enable_gradient_checkpointing"),
+        "learner.activation_checkpointing",
+    ),
+    "ppo_max_token_len_per_gpu": "learner.max_tokens_per_microbatch",
+    **dict.fromkeys(("save_steps", "save_freq"), "learner.checkpoint_every"),
+    **dict.fromkeys(("save_total_limit", "max_actor_ckpt_to_keep"), "learner.keep_checkpoints"),
+    **dict.fromkeys(("eval_steps", "test_freq"), "evaluation.every"),
     **dict.fromkeys(("model", "model_path"), "policy.source"),
-    **dict.fromkeys(("max_length", "max_seq_len", "context_length"), "engine.max_tokens"),
-    **dict.fromkeys(("max_new_tokens", "max_completion_length"), "transcript.max_action_tokens"),
-    "kl": "learner.kl",
+    **dict.fromkeys(("lora_r", "lora_rank"), "policy.lora.rank"),
+    **dict.fromkeys(
+        ("max_length", "max_seq_len", "max_model_len", "context_length"), "engine.max_tokens"
+    ),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_completion_length", "max_response_length"),
+        "transcript.max_action_tokens",
+    ),
+    "filter_groups": "admission.replaced_groups",
     "temperature": "sampling.temperature",
     "top_p": "sampling.top_p",
     "num_episodes": "trial.episodes",
 }
-"""Keys by the names that other libraries give them."""
+"""Keys by the names that other libraries give them; `docs/other_trainers.md` says what differs."""
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 """Words for the signs with which msgspec states a bound."""
 TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}

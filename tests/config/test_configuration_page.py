@@ -115,3 +115,14 @@ def test_names_of_other_libraries_lead_to_keys_that_exist() -> None:
         sections("lr")
     with pytest.raises(ConfigError, match=r"\(did you mean `admission\.trials_per_group`\?\)"):
         config_file.load(find(None), ["learner.group_size=3"])
+
+
+def test_the_page_on_other_trainers_and_errors_name_the_same_keys() -> None:
+    text = (ROOT / "docs" / "other_trainers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]*) \| ([^|]*) \| `(\w+\.[\w.]+)` \|", text, re.MULTILINE)
+    assert len(rows) >= 20
+    known = key_names(sections())
+    for *theirs, ours in rows:
+        assert ours in known
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", " ".join(theirs)):
+            assert SYNONYMS.get(name) == ours or name == ours.rpartition(".")[2], name

@@ -75,6 +75,22 @@ def test_a_function_is_played_with_what_its_module_declares(chat: ChatFormat) ->
     assert trial.episode_rewards() == [1.0, 0.0]
 
 
+def test_the_reward_function_of_the_page_on_other_trainers_is_played(
+    chat: ChatFormat, tmp_path: Path
+) -> None:
+    pytest.importorskip("openai")
+    (program,) = python_blocks(ROOT / "docs" / "other_trainers.md")
+    (tmp_path / "sums.py").write_text(program)
+    rows = ({"prompt": f"What is 3 + {n}?", "answer": f"{3 + n}"} for n in range(20))
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    environment = load("agent:sums:run")
+    assert environment.members("heldout") == ("18", "19")
+    right, wrong = played(environment, chat, scripted(chat, " 7"), tasks=("4", "19"))
+    assert isinstance(right, Trial), right
+    assert isinstance(wrong, Trial), wrong
+    assert (right.episode_rewards(), wrong.episode_rewards()) == ([1.0, 1.0], [0.0, 0.0])
+
+
 def test_a_command_earns_the_number_on_its_last_line(chat: ChatFormat, tmp_path: Path) -> None:
     line = f"{sys.executable} {tmp_path / 'program.py'} {{task}}"
     environment = load("agent:command", command=line, size=10)
