@@ -58,7 +58,9 @@ BUSY = 1.5
 call says that the machine is busy.
 """
 STUCK_S = 1.0
-"""Seconds after which an event loop that does not answer is abandoned: a coroutine blocks it."""
+"""Seconds after which an event loop that does not answer is blocked by a coroutine. It is abandoned
+if a call misses its deadline.
+"""
 
 
 class CallResult(NamedTuple):
@@ -180,19 +182,29 @@ class CoroutineThread:
 
     def __init__(self) -> None:
         self.loop = coroutine_loop()
+        self._put_at: dict[Hashable, float] = {}
+        """When each call was put that the event loop has not begun."""
+        self._latest_s = 0.0
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox = Handover(self.loop, self._begin)
 
     def call(self, key: Hashable, function: Callable[[], Any], on_result: OnResult) -> None:
         """Await `function()`, then call `on_result` with its result, both in the thread."""
+        self._put_at[key] = time.monotonic()
         self._inbox.put(key, function, on_result)
+
+    def latest_s(self) -> float:
+        """Return the longest time for which a call has waited for the event loop to begin it."""
+        now = time.monotonic()
+        return max([self._latest_s, *(now - put_at for put_at in list(self._put_at.values()))])
 
     def cancel(self, key: Hashable) -> None:
         """Cancel a call that has not ended."""
+        self._put_at.pop(key, None)
         self.loop.call_soon_threadsafe(self._cancel, key)
 
     def _begin(self, key: Hashable, function: Callable[[], Any], on_result: OnResult) -> None:
-        task = self.loop.create_task(_await_and_report(function, on_result))
+        task = self.loop.create_task(self._await_and_report(key, function, on_result))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
@@ -200,18 +212,19 @@ class CoroutineThread:
         if key in self._tasks:
             self._tasks[key].cancel()
 
-
-async def _await_and_report(
-    function: Callable[[], Coroutine[Any, Any, Any]], on_result: OnResult
-) -> None:
-    """Await a coroutine, and call `on_result` with its value or its exception. No exception is
-    raised, because one such as `SystemExit` would end the event loop.
-    """
-    try:
-        result = CallResult(await function())
-    except BaseException as error:  # foreign code, which may also call sys.exit
-        result = CallResult(None, error)
-    on_result(result)
+    async def _await_and_report(
+        self, key: Hashable, function: Callable[[], Coroutine[Any, Any, Any]], on_result: OnResult
+    ) -> None:
+        """Await a coroutine, and call `on_result` with its value or its exception. No exception is
+        raised, because one such as `SystemExit` would end the event loop.
+        """
+        now = time.monotonic()
+        self._latest_s = max(self._latest_s, now - self._put_at.pop(key, now))
+        try:
+            result = CallResult(await function())
+        except BaseException as error:  # foreign code, which may also call sys.exit
+            result = CallResult(None, error)
+        on_result(result)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -536,7 +549,14 @@ class CallRunner:
                 "raise it; if programs wait for each other, lower environment.most_open, and "
                 "create clients once, not in each episode"
             )
-        # On a machine with other work everything is late, and neither key helps.
+        coroutines = self._coroutines
+        if call.is_async and coroutines and (late_s := coroutines.latest_s()) > STUCK_S:
+            cure = (
+                "await what takes long, or write plain functions, which are called in threads: a "
+                f"call has waited {late_s:.1f} s for the event loop of all coroutines, so one of "
+                "them blocks it"
+            )
+        # On a machine with other work everything is late, and no key helps.
         cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
         if load > BUSY * cores:
             cure += (

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from typing import ClassVar
 
 import pytest
@@ -69,6 +70,37 @@ def test_a_call_that_does_not_return_is_named_once_long_before_its_deadline(
     assert "environment.step_deadline_s = 600 s" in note
     assert "raise engine.max_contexts" in note
     assert ("This machine is busy: its load is 1000, with " in note) == (load == 1000.0)
+
+
+class Blocks:
+    """Rules."""
+
+    async def reset(self, seed: int, task: int) -> str:
+        time.sleep(0.5)  # noqa: ASYNC251, as a client that is not asynchronous
+        return "closed"
+
+    step = Hangs.step
+
+
+def test_a_coroutine_that_blocks_the_event_loop_of_all_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call_runner, "SLOW_S", 0.3)
+    monkeypatch.setattr(call_runner, "STUCK_S", 0.2)
+    notes: list[str] = []
+
+    async def main() -> None:
+        environment = ResetStep(Blocks, {})
+        async with CallRunner(say=notes.append) as workers, asyncio.TaskGroup() as tasks:
+            for number in range(2):
+                call = environment.begin(Task("blocks", str(number), 0), 0).next_call()
+                assert call is not None
+                tasks.create_task(workers.perform(call))
+
+    asyncio.run(main())
+    (note,) = notes
+    assert "if they are slow, await what takes long, or write plain functions" in note
+    assert " s for the event loop of all coroutines, so one of them blocks it" in note
 
 
 def test_a_call_that_closes_descriptors_of_its_process_is_named() -> None:
