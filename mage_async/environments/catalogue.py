@@ -182,9 +182,10 @@ def _check_protocol(name: str, found: type) -> None:
     has, lacks = ([each for each in both if hasattr(found, each) is does] for does in (True, False))
     if has and lacks:
         hint = did_you_mean(lacks[0], [each for each in dir(found) if each not in has])
+        tools = ", or mark its tools with `@tool`" if lacks == ["step"] else ""
         raise ConfigError(
             f"environment {name!r}: {found.__name__} has `{has[0]}` but no `{lacks[0]}`{hint}: "
-            f"write `reset(seed, task)` and `step(action)`{place_of(found)}"
+            f"write `reset(seed, task)` and `step(action)`{tools}{place_of(found)}"
         )
     if lacking:
         raise ConfigError(f"environment {name!r}: lacks {', '.join(lacking)}; {_ADVICE}")

@@ -880,7 +880,11 @@ def test_a_class_with_one_of_two_methods_is_told_the_other_one(
     write: Callable[..., Config], has: str, lacks: str
 ) -> None:
     write(f"class Own:\n    def {has}(self): ...\n    def {lacks}s(self): ...\n")
-    told = rf"has `{has}` but no `{lacks}` \(did you mean `{lacks}s`\?\).*/own.py, line 1\)"
+    tools = ", or mark its tools with `@tool`" if lacks == "step" else ""
+    told = (
+        rf"has `{has}` but no `{lacks}` \(did you mean `{lacks}s`\?\): write .*"
+        rf"step\(action\)`{tools} \(.*/own.py, line 1\)"
+    )
     with pytest.raises(ConfigError, match=told):
         load("own:Own")
 
