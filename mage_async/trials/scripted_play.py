@@ -236,7 +236,10 @@ def _answer(
 ) -> list[int]:
     """Return the completion of a script: its action or, for a remark, words of the prompt."""
     if run.kind is Kind.ACT:
-        return _tagged(parser, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
+        action = script.choose(run.play)
+        if parser.is_whole_completion(Kind.ACT):
+            return list(chat.encode(action))
+        return _tagged(parser, Kind.ACT, list(chat.encode(f" {action}")), chat)
     context = cast("list[int]", prompt.tokens.tolist())
     seen = [token for token in context if token in words]
     room = prompt.sampling.max_tokens - 1  # one token is left for the closing tag

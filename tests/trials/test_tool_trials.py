@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import random
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from mage_async.policy.initial_policy import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.scripted_play import scripted_trial
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.environments.call_runner import CallRunner
 from tests.environments.boxes import TASK, Boxes, Waiting, call
@@ -101,6 +104,23 @@ def test_a_trial_with_tools_is_played_in_the_templates_own_form(
     assert trial.num_invalid() == 0
     sampled = trial.segments[0].tokens[trial.segments[0].is_sampled]
     assert chat.decode(sampled.tolist()) == (looks + "box 2<|im_end|>") * 2
+
+
+class Scripted(Boxes):
+    """Boxes with a player of its own."""
+
+    def script(self, source: random.Random) -> Callable[[str], str]:
+        return lambda seen: "box 2" if "key" in seen else call("look", box=2)
+
+
+def test_a_script_calls_tools_without_the_tags_of_an_action(chat: ChatFormat) -> None:
+    environment = ResetStep(with_step(Scripted), {})
+    given = ["policy.kind=pretrained", "policy.source=none", "engine.max_tokens=4096"]
+    rules = trial_config_of(config_file.load(config_file.find(None), given), environment, chat, 2)
+    trial = scripted_trial(environment, TASK, 0, rules, chat)
+    sampled = trial.segments[0].tokens[trial.segments[0].is_sampled]
+    assert chat.decode(sampled.tolist()) == (call("look", box=2) + "box 2") * 2
+    assert trial.episode_rewards() == [11.0, 11.0]
 
 
 def test_a_limit_into_which_no_call_fits_is_refused_before_the_run(tmp_path: Path) -> None:
