@@ -182,13 +182,18 @@ def is_finite(value: object) -> TypeGuard[float]:
         return False
 
 
+def short_value(value: Any) -> str:
+    """Return a number, a text or None as text, and of any other value the type: its `repr` may be
+    long, raise, or have an address, by which a mistake that comes back would look like another one.
+    """
+    is_plain = value is None or isinstance(value, numbers.Real | str)
+    return f"{value!r:.60}" if is_plain else f"a value of type {type(value).__name__}"
+
+
 def reward_fault(value: object) -> str | None:
     """Return why `value` is no valid reward, as the end of an error message; None if it is."""
     if not is_finite(value):
-        # The `repr` of another value may be long, or raise.
-        is_plain = value is None or isinstance(value, numbers.Real | str)
-        shown = f"{value!r:.60}" if is_plain else f"a value of type {type(value).__name__}"
-        return f"must return a finite reward, got {shown}"
+        return f"must return a finite reward, got {short_value(value)}"
     if abs(value) > MAX_REWARD:
         return f"returned a reward of {float(value):g}: scale it to at most {MAX_REWARD:g}"
     return None

@@ -34,6 +34,7 @@ from mage_async.environments.environment import (
     is_finite,
     observation_fault,
     reward_fault,
+    short_value,
 )
 from mage_async.environments.legal_pattern import matching_texts, pattern_fault
 from mage_async.environments.user_calls import (
@@ -449,7 +450,7 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
         CallFault: the value is not `observation, reward, terminated[, truncated, info]`.
     """
     if not isinstance(value, tuple) or not 3 <= len(value) <= 5:
-        got = f"{len(value)} values" if isinstance(value, tuple) else _short(value)
+        got = f"{len(value)} values" if isinstance(value, tuple) else short_value(value)
         raise CallFault(f"{place} must return {_ORDER}, got {got}")
     # NumPy's `bool_` is neither a number nor a `bool`.
     plain: list[Any] = [each.item() if isinstance(each, np.generic) else each for each in value]
@@ -467,7 +468,7 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
         if not isinstance(flag, bool):
             raise CallFault(f"{place} must return True or False as {name}, got {flag!r:.60}")
     if not isinstance(info, Mapping):
-        raise CallFault(f"{place} must return a dictionary as info, got {_short(info)}")
+        raise CallFault(f"{place} must return a dictionary as info, got {short_value(info)}")
     return _text(place, observation), float(reward), bool(terminated) or bool(truncated), info
 
 
@@ -484,12 +485,6 @@ def _example(listed: Any) -> str:
     """Return the first action of a list that a class declares as an attribute; "" without one."""
     is_list = isinstance(listed, Sequence) and not isinstance(listed, str) and bool(listed)
     return str(listed[0]) if is_list else ""
-
-
-def _short(value: Any) -> str:
-    """Return a number as text, and of any other value the type: its `repr` may be long or raise."""
-    is_number = isinstance(value, numbers.Real)
-    return f"{value!s:.60}" if is_number else f"a value of type {type(value).__name__}"
 
 
 # The functions below find misspelt names of optional parts.

@@ -110,6 +110,16 @@ def test_a_program_that_calls_nothing_twice_is_not_tried_again(chat: ChatFormat)
     assert "returned without a call of the policy" in str(fault)
 
 
+def test_a_program_that_returns_an_object_twice_is_not_tried_again(chat: ChatFormat) -> None:
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> Any:
+        await asked(url, said("a"))
+        return object()  # such as a trajectory: its text has another address at each try
+
+    (fault,) = played(tasks_of(run), chat, scripted(chat, " rock"), retries=8)
+    assert "after 2 tries: " in str(fault)
+    assert "must return a finite reward, got a value of type object" in str(fault)
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

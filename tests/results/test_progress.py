@@ -269,7 +269,7 @@ REASONS = {
         "the program did not call the policy",
         "`base_url`",
     ),
-    "agent:m:f, task a, seed 7, episode 1: run() must return a finite reward, got None": (
+    "agent:m:f, task a, seed 7, episode 1: run() must return a finite reward, got nan": (
         "a call returned a wrong value",
         "Let the program return",
     ),
