@@ -15,8 +15,9 @@ MAX_STEP_S = 300.0
 FEWEST_GROUPS = 2
 """A batch is not made smaller than this number of groups, so that it has more than one task."""
 NUM_FINAL_SETS = 4
-"""Number of sets in a final evaluation: held-out, blind, swapped, and training tasks. A method that
-gives guidance adds one: held-out without guidance."""
+"""Number of sets in a final evaluation: held-out, blind, swapped, and training tasks; without blind
+and swapped if its trials have one episode. A method that gives guidance adds one: held-out without
+guidance."""
 NUM_CURVE_SETS = 2
 """Number of sets in an evaluation while training: held-out and training tasks."""
 STARTING = 1.5
@@ -159,7 +160,11 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     if config.learner.steps:
         # Nothing is trained while the trials of the first step are played.
         first_s += play_s / players + train_s
-    num_final_sets = NUM_FINAL_SETS + bool(overriding(config, "evaluation_guidance"))
+    num_final_sets = (
+        NUM_FINAL_SETS
+        - 2 * (evaluation.episodes == 1)
+        + bool(overriding(config, "evaluation_guidance"))
+    )
     final_s = num_final_sets * evaluation.final_trials * evaluated_s
     run_s = first_s + max(0, config.learner.steps - 1) * step_s + final_s
     return Forecast(warm_s, first_s, step_s, play_s, train_s, run_s)

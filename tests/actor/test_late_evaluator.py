@@ -160,19 +160,23 @@ def test_what_was_measured_waits_while_the_disk_is_full(
     assert all("Make room, and the run goes on by itself" in note for note in notes)
 
 
-def test_a_final_evaluation_reports_how_many_trials_are_played(chat: ChatFormat) -> None:
+@pytest.mark.parametrize(("episodes", "num_sets"), [(3, 4), (1, 2)])
+def test_a_final_evaluation_reports_how_many_trials_are_played(
+    chat: ChatFormat, episodes: int, num_sets: int
+) -> None:
     async def main() -> list[tuple[int, int]]:
         config = config_file.load(config_file.find(None), list(KEYS))
         words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
         reported: list[tuple[int, int]] = []
         async with CallRunner() as workers:
             engine = ScriptedEngine(words)
-            evaluator = Evaluator(config, chat, engine, workers, 3)
+            evaluator = Evaluator(config, chat, engine, workers, episodes)
             await evaluator.final(2, lambda played, of: reported.append((played, of)))
         return reported
 
-    # training tasks, held-out ones, blind and swapped, with two trials each
-    assert asyncio.run(main()) == [(played, 8) for played in range(1, 9)]
+    # training tasks, held-out ones, and with earlier episodes blind and swapped, two trials each
+    num = 2 * num_sets
+    assert asyncio.run(main()) == [(played, num) for played in range(1, num + 1)]
 
 
 def test_reports_are_passed_on_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,12 @@ def test_an_evaluation_is_played_over_its_own_number_of_episodes() -> None:
     assert found.run_s == pytest.approx(115.5 + 10 * found.step_s + 4 * 5 * 2.8)
 
 
+def test_a_final_evaluation_of_one_episode_has_no_controls() -> None:
+    single = config("trial.episodes=1", "evaluation.episodes=1")
+    found = forecast(single, PACE, num_actors=1, num_cores=1)
+    assert found.run_s == pytest.approx(115.5 + 10 * 108.0 + 2 * 5 * 1.0)
+
+
 def test_a_method_with_guidance_adds_a_final_set_without_it() -> None:
     guided = config("methods.graph_memory.strategies=3")
     found = forecast(guided, PACE, num_actors=1, num_cores=1)

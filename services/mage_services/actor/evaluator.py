@@ -176,17 +176,20 @@ class Evaluator:
     ) -> dict[str, Score]:
         """Play the final sets with both controls, and without guidance if a method gives any.
 
-        Cancellation abandons them.
+        The controls change what an episode sees of earlier ones: trials of a single episode are
+        played without them. Cancellation abandons the sets.
 
         Args:
             report: called after each trial.
         """
-        num_sets = 5 if self._is_guided else 4
+        has_controls = self._stage.config.num_episodes > 1
+        num_sets = 2 + 2 * has_controls + self._is_guided
         on_end = counted(report, num_sets * num_trials)
         play = partial(self.play, num_trials=num_trials, seed=FINAL_SEED, on_end=on_end)
         sets = {split: await play(split) for split in ("train", "heldout")}
-        sets["heldout_blind"] = await play("heldout", blind=True)
-        sets["heldout_swapped"] = await play("heldout", swap=True)
+        if has_controls:
+            sets["heldout_blind"] = await play("heldout", blind=True)
+            sets["heldout_swapped"] = await play("heldout", swap=True)
         if self._is_guided:
             self.guidance = no_guidance
             sets["heldout_unguided"] = await play("heldout")

@@ -122,7 +122,8 @@ class Run:
 
         Returns:
             A row for each set and episode: `set`, `episode`, `return`, `ci95`; as `steps`. The
-            sets are "train", "heldout", "heldout_blind" and "heldout_swapped".
+            sets are "train", "heldout", "heldout_blind" and "heldout_swapped"; the latter two are
+            of trials of several episodes.
 
         Raises:
             ConfigError: a number is below 1; keys are given without an environment, or cannot be
