@@ -210,7 +210,7 @@ def test_a_server_is_posted_each_episode_and_answers_with_the_reward(chat: ChatF
         (307, b"", "answered with status 307"),
         (200, b"much", "must answer with JSON such as {\"reward\": 1.0}, got 'much'"),
         (200, b'{"score": 1}', "got '{\"score\": 1}'"),
-        (200, b'{"reward": null}', "must return a finite reward, got a value of type NoneType"),
+        (200, b'{"reward": null}', "must return a finite reward, got None"),
         (503, b"full", "has no room for another episode (status 503): full"),
         (0, b"", "closed the connection before it had answered"),
     ],

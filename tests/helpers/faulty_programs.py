@@ -61,6 +61,6 @@ FAULTS: dict[str, tuple[Program, str]] = {
     "flood": (flood, "calls"),
     "endless": (endless, "made more than 64 calls in an episode: raise environment.options.turns"),
     "silent": (silent, "returned without a call of the policy"),
-    "no reward": (wordless, "must return a finite reward, got a value of type str"),
+    "no reward": (wordless, "must return a finite reward, got 'much'"),
     "another's key": (another, "403 `base_url` and `api_key` are those of different episodes"),
 }
