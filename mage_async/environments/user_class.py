@@ -14,6 +14,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2s
@@ -568,17 +569,31 @@ def _names_in(code: CodeType, action: str) -> Iterator[str]:
             yield from _names_in(inner, action)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Script:
     """Run a user's script, which sees only the observations of the agent."""
 
     choose_action: Any
+    wants_ended: bool
+    """Whether the script takes the observation that ended the episode before, too: it answers the
+    last action of that episode, and no action follows it."""
+    _play: ResetStepPlay | None = None
 
     def choose(self, play: Play) -> str:
         """Return the next action."""
         assert isinstance(play, ResetStepPlay)
-        action: str = self.choose_action(play.last)
+        before, self._play = self._play, play
+        ended = before.last if before not in (None, play) else ""
+        more = {"ended": ended} if self.wants_ended else {}
+        action: str = self.choose_action(play.last, **more)
         return action
+
+
+def _takes(function: Any, name: str) -> bool:
+    """Return whether a function has a parameter of a name."""
+    with suppress(ValueError):  # a function of C without a signature
+        return name in inspect.signature(function).parameters
+    return False
 
 
 def _believed(own: Any, plays: Sequence[Play]) -> Mapping[str, float]:
@@ -686,7 +701,8 @@ class ResetStep(Environment):
         return ResetStepPlay(self, task, episode)
 
     def script(self, source: random.Random) -> Script | None:
-        """Return `script(source)`, a function from the last observation to the next action.
+        """Return `script(source)`, a function from the last observation, and `ended` if it has such
+        a parameter, to the next action.
 
         Raises:
             ConfigError: the class's `script` returns something else.
@@ -695,7 +711,7 @@ class ResetStep(Environment):
         if choose is not None and not callable(choose):
             wanted = "a function from the last observation to the next action, or None"
             raise self._wrong_result("script(source)", wanted, choose)
-        return None if choose is None else _Script(choose)
+        return None if choose is None else _Script(choose, _takes(choose, "ended"))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Return `swaps(task, split)`, or all other tasks of the split."""

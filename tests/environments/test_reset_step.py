@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import re
 import signal
 import sys
@@ -128,6 +129,23 @@ class Own:
         pays = action == self.task
         return ("paid" if pays else "unpaid"), int(pays), False, False, {"is_valid": True}
 '''
+
+
+def test_a_script_can_see_the_observation_that_ended_an_episode(
+    write: Callable[..., Config],
+) -> None:
+    own = "lambda observation, ended: 'no' if ended == 'paid' else 'yes'"
+    source = WHOLE.replace('lambda observation: source.choice(("yes", "no"))', own)
+    environment = environment_of(write(source))
+    script, chosen = environment.script(random.Random(0)), list[str]()
+    for episode in range(2):
+        play = environment.begin(Task("own", "yes", 5), episode)
+        make_pending_calls(play)
+        while not play.is_done:
+            chosen.append(script.choose(play))
+            play.act(chosen[-1])
+            make_pending_calls(play)
+    assert chosen == ["yes", "yes", "no", "yes"]
 
 
 def test_what_a_class_declares_switches_on_what_the_page_says(
