@@ -56,10 +56,11 @@ class Rule:
 
 class WinStay:
     """Repeat the best-paid action of a place if its mean pay there is above `Rule.usual`; otherwise
-    take an action that is untried in this place, or the best-paid one if all were tried.
+    take an action that is untried in this place, or the best-paid one if all were tried. Of equally
+    well paid ones it takes the one that it tried first.
 
     Args:
-        source: random source of the choice among equally good actions.
+        source: random source of the choice among untried actions.
         rule: defines places, pay and wins.
         words: declared words of the environment, for turns that list no actions; may be empty.
     """
@@ -105,9 +106,11 @@ class WinStay:
         known = self._mean_pays(play.anchor, len(self._actions))
         known = {action: pay for action, pay in known.items() if action in legal}
         untried = [action for action in legal if action not in known]
-        best = max(known.values(), default=-math.inf)
-        if best > self._rule.usual or not untried:
-            return self._source.choice([action for action in known if known[action] == best])
+        # Of equally good actions the one that was tried first: no context predicts a random one, so
+        # that the loss on repeated actions could stay above `warm_start.repeat_gate` for ever.
+        best = max(known, key=known.__getitem__, default="")
+        if not untried or (known and known[best] > self._rule.usual):
+            return best
         return self._source.choice(untried)
 
     def is_win(self, turn: Turn) -> bool:

@@ -211,6 +211,14 @@ def test_the_player_repeats_what_paid_and_tries_what_it_has_not_tried(chat, guid
                 assert following.action not in tried
 
 
+def test_the_player_repeats_the_first_of_the_actions_that_paid_the_same(chat):
+    # All actions of an episode of `Late` earned the same return.
+    for trial in player(Late, chat)(player_of(Rule("anywhere", "return", 0.0)), 20):
+        first, second = ([each.action for each in trial.turns if each.is_act_of(i)] for i in (0, 1))
+        if trial.episode_rewards()[0] > 0:
+            assert set(second) == {first[0]}
+
+
 def test_actions_that_are_only_tried_have_little_weight(chat):
     rule = Rule("anywhere", "reward", 0.25)
     trials = list(player(Arms, chat)(player_of(rule), 20))
