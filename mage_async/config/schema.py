@@ -348,8 +348,8 @@ class GatedWarmStart(WarmStart):
     Any model's does if the last observations are easier to predict; the run then prints a note. 1.0
     is no gate."""
     max_steps: Natural = 400
-    """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
-    rate."""
+    """Steps after which the warm start ends although the gate is shut, which a note says; those
+    beyond `steps` go on at a tenth of the rate."""
 
 
 class FromScript(GatedWarmStart, tag="script"):

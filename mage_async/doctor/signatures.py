@@ -722,8 +722,9 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
 
 
 def idle_warm_start(records: RunRecords) -> Sightings:
-    """The warm start has taught nothing: its loss, or the ratio of its gate, has not fallen, or the
-    policy that was cloned from win-stay, lose-shift earns no more than random play.
+    """The warm start may have taught nothing: its loss, or the ratio of its gate, has not fallen,
+    its gate is still shut, or the policy that was cloned from win-stay, lose-shift earns no more
+    than random play.
     """
     warm, recorded = records.config.warm_start, records.warm_start
     if warm is None or not recorded:

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import AnyWarmStart, Config, FromWinStay, WarmStart
+from mage_async.config.schema import AnyWarmStart, Config, FromWinStay, GatedWarmStart, WarmStart
 from mage_async.errors import DeterministicFailure
 from mage_async.learning.forward import hidden_states
 from mage_async.learning.optimizer import set_decays, set_rate, step_if_finite
@@ -73,8 +73,8 @@ def warm_start(
     `warm.max_stable_steps`, and falls in the `warm.steps` after that.
 
     Raises:
-        DeterministicFailure: the gate is still shut after `warm.max_steps`, or the gradients of
-            `MOST_SKIPPED` steps in a row, or of all steps, are not finite.
+        DeterministicFailure: the gradients of `MOST_SKIPPED` steps in a row, or of all steps, are
+            not finite.
     """
     warm, learner = config.warm_start, config.learner
     assert warm is not None, "the run has a warm start"
@@ -87,18 +87,16 @@ def warm_start(
     losses, gates = list[float](), list[float]()
     step = num_skipped = in_a_row = 0
     # `falls_at`: the step at which the learning rate begins to fall.
-    # `has_to_open`: whether a gate that is shut after `max_steps` is an error.
+    # `waits`: whether cloning goes on at the lowest rate as long as the gate is shut.
     falls_at: float
     if isinstance(warm, FromWinStay):
         bound, max_steps = warm.repeat_gate, warm.max_stable_steps
-        falls_at, has_to_open = math.inf, False
+        falls_at, waits = math.inf, False
     else:
         bound, max_steps = warm.gate, max(warm.max_steps, warm.steps)
         # With `warm.gate` = 1.0 the warm start ends after its steps, whatever the ratio.
-        falls_at, has_to_open = 0, warm.gate < 1.0
-    while step < falls_at + warm.steps or (has_to_open and progress.gate > bound):
-        if has_to_open and step >= max_steps:
-            raise DeterministicFailure(_gate_is_shut(progress, warm, bound))
+        falls_at, waits = 0, warm.gate < 1.0
+    while step < falls_at + warm.steps or (waits and step < max_steps and progress.gate > bound):
         chosen = source.integers(len(examples), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step, falls_at))
         # The gradient depends on neither of these two keys of the learner.
@@ -138,28 +136,35 @@ def warm_start(
 
 
 def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) -> tuple[str, str]:
-    """Return the reason why a warm start has taught nothing, and a remedy. Both are empty if it has
-    taught something, or is too short to tell.
+    """Return the reason why a warm start may have taught nothing, and a remedy. Both are empty if
+    it has taught something, or is too short to tell.
 
     Args:
         losses: The loss of each step that was not skipped.
         gates: The ratios of the gate that were measured, in order.
     """
-    if len(losses) < 2 * GATE_EVERY:
-        return "", ""
-    first, last = (statistics.fmean(each) for each in (losses[:GATE_EVERY], losses[-GATE_EVERY:]))
     rate, least = f"warm_start.learning_rate = {warm.learning_rate:g}", 1 - LEAST_FALL
-    if last > least * first:
-        rises = last * least > first
+    if is_long := len(losses) >= 2 * GATE_EVERY:
+        parts = losses[:GATE_EVERY], losses[-GATE_EVERY:]
+        first, last = (statistics.fmean(each) for each in parts)
+        if last > least * first:
+            rises = last * least > first
+            return (
+                f"the loss of its last {GATE_EVERY} steps is {last:.3f}, and that of its first was "
+                f"{first:.3f}",
+                f"Lower {rate}."
+                if rises
+                else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model played as "
+                'well before, set warm_start to "none".',
+            )
+    if isinstance(warm, GatedWarmStart) and gates and gates[-1] > warm.gate:
         return (
-            f"the loss of its last {GATE_EVERY} steps is {last:.3f}, and that of its first was "
-            f"{first:.3f}",
-            f"Lower {rate}."
-            if rises
-            else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model played as well "
-            'before, set warm_start to "none".',
+            f"the loss on the last episode's observations is {gates[-1]:.2f} of the first one's, "
+            f"above warm_start.gate = {warm.gate}, so the model may not look earlier episodes up",
+            f"Raise warm_start.steps = {warm.steps}; where most observations are drawn anew in "
+            "each episode, no model comes below the gate: then set it to 1.0.",
         )
-    if not isinstance(warm, FromWinStay) or not gates:
+    if not isinstance(warm, FromWinStay) or not is_long or not gates:
         return "", ""
     if gates[-1] > max(warm.repeat_gate, least * gates[0]):
         return (
@@ -170,16 +175,6 @@ def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) 
             f"warm_start.trials = {warm.trials}.",
         )
     return "", ""
-
-
-def _gate_is_shut(progress: Progress, warm: WarmStart, bound: float) -> str:
-    """Return the error message for a gate whose ratio is still above its bound."""
-    return (
-        f"the warm start has not learned to look back: after {progress.step} steps the loss on "
-        f"the last episode's observations is {progress.gate:.2f} of the first one's, above "
-        f"warm_start.gate = {bound}; raise warm_start.steps = {warm.steps}, beyond which it "
-        "learns at a tenth of the rate, or set the gate to 1.0"
-    )
 
 
 def _gate(sums: np.ndarray) -> float:

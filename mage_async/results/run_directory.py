@@ -19,7 +19,7 @@ NOT_OF_MODEL = (OPTIMIZER, COUNTERS, SHARDS)
 """Files and folders of a checkpoint that only training reads."""
 WARM_START = "warm_start.json"
 """Name of the file in a policy's directory that describes its warm start: the `origin` of the
-weights in a few words and, if the warm start has taught nothing, why (`fault`) and what to do
+weights in a few words and, if the warm start may have taught nothing, why (`fault`) and what to do
 (`cure`)."""
 SHARED_MEMORY = Path("/dev/shm")
 """Folder of files in shared memory."""

@@ -113,10 +113,14 @@ def test_cloning_in_micro_batches_or_in_16_bits_under_adapters_has_the_same_loss
     assert losses[0] != losses[1]
 
 
-def test_a_warm_start_that_does_not_look_back_says_what_to_raise(tmp_path: Path) -> None:
+def test_a_warm_start_whose_gate_stays_shut_ends_and_says_so(tmp_path: Path) -> None:
     config = config_file.load(config_file.find(None), [*WARM_START, *SHUT])
-    with pytest.raises(DeterministicFailure, match=r"after 3 steps .* raise warm_start.steps = 2,"):
-        prepare_policy(config, tmp_path / "policy", lambda progress: None)
+    said: list[Progress] = []
+    prepare_policy(config, tmp_path / "policy", said.append)
+    recorded = json.loads((tmp_path / "policy" / "warm_start.json").read_bytes())
+    assert len(said) == 3
+    assert "of the first one's, above warm_start.gate = 0.1" in recorded["fault"]
+    assert recorded["cure"].startswith("Raise warm_start.steps = 2;")
 
 
 def cloned(
@@ -452,9 +456,10 @@ def test_a_run_in_one_process_gets_a_new_model_when_class_options_or_program_cha
 
 
 def test_a_warm_start_that_fails_in_one_process_leaves_no_model_behind(tmp_path: Path) -> None:
-    config = config_file.load(config_file.find(None), [*WARM_START, *SHUT])
+    config = [*WARM_START, *SHUT, "warm_start.learning_rate=1e38"]
+    config = config_file.load(config_file.find(None), config)
     for _ in range(2):
-        with pytest.raises(DeterministicFailure, match="after 3 steps"):
+        with pytest.raises(DeterministicFailure, match="gradients of 2 steps"):
             algorithm.prepare(config, tmp_path)
 
 

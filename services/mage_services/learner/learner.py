@@ -171,7 +171,7 @@ async def _prepare(
         text = "steps were skipped, because their gradients were not finite"
         status.note(f"warm start: {num_skipped} {text}")
     if warm_start and is_new and (recorded := read_document(startup.run.warm_start)).get("fault"):
-        status.note(f"the warm start has taught nothing: {recorded['fault']}. {recorded['cure']}")
+        status.note(f"warm start: {recorded['fault']}. {recorded['cure']}")
     if prepared.lost_bytes:
         status.note(f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
     return prepared
