@@ -183,13 +183,13 @@ def _open_without_memory(examples: Sequence[Example], gate: float) -> str:
     for episode in (0, last):
         words = np.concatenate([each.tokens[each.episodes == episode] for each in examples])
         shares = np.unique(words, return_counts=True)[1] / max(1, len(words))
-        losses.append(-float(shares @ np.log(shares)))
-    if not losses[0] or not 0 < losses[1] / losses[0] <= gate:
+        losses.append(float(shares @ np.log(1 / shares)))
+    if not losses[0] or losses[1] / losses[0] > gate:
         return ""
     return (
         f"; its gate does not show that earlier episodes are used: the frequencies of words alone "
-        f"lead to a ratio of {losses[1] / losses[0]:.2f}, and warm_start.gate is {gate}: lower the "
-        "gate"
+        f"lead to a ratio of {losses[1] / losses[0]:.2f}, and warm_start.gate is {gate}: "
+        f"{'lower the gate' if losses[1] else 'no gate would show it'}"
     )
 
 

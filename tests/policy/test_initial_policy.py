@@ -668,6 +668,8 @@ def test_a_gate_that_frequencies_of_words_open_is_named() -> None:
     assert "lead to a ratio of 0.47, and warm_start.gate is 0.8" in _open_without_memory(
         [example], 0.8
     )
+    same = replace(example, tokens=np.array([1, 2] * 5 + [1] * 10))
+    assert "of 0.00, and warm_start.gate is 0.8: no gate" in _open_without_memory([same], 0.8)
     assert not _open_without_memory([example], 0.4)
     assert not _open_without_memory([replace(example, episodes=episodes * 0)], 0.8)
 
