@@ -222,10 +222,11 @@ def test_the_tiny_model_begins_with_a_script_or_else_with_what_paid(
     write: Callable[..., Config],
 ) -> None:
     with_script = with_warm_start(write(WHOLE, "policy.kind=tiny"))
-    assert type(with_script.warm_start) is FromScript
+    # With the schema's 150 steps at a rate of 0.002 the clone of a script had learned nothing.
+    assert with_script.warm_start == FromScript(steps=200, learning_rate=0.004)
     without = write(WHOLE + "\n    del script\n", "policy.kind=tiny")
     check(without)
-    assert type(with_warm_start(without).warm_start) is FromWinStay
+    assert with_warm_start(without).warm_start == FromWinStay()
 
 
 def test_the_values_of_an_automatic_warm_start_are_used_without_a_script_too(
