@@ -45,7 +45,7 @@ from mage_async.policy.warm_start import warm_start
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.user_modules import cache_folder
 from mage_services.api.start_to_report import check_start
-from mage_services.learner.resume import _alone
+from mage_services.learner.resume import _warm_start_lock
 from mage_services.processes import run_lock
 from tests.helpers.random_models import SPACE_SCHEMES, save_spaced_chat
 
@@ -385,7 +385,7 @@ def test_of_processes_with_the_same_warm_start_one_makes_it_and_the_others_wait(
         return clone(*given)
 
     def prepared(name: str) -> str:
-        with _alone(config, note):
+        with _warm_start_lock(config, note):
             return prepare_policy(config, tmp_path / name, lambda at: None)
 
     monkeypatch.setattr(initial_policy, "_clone", clone_slowly)
