@@ -32,7 +32,7 @@ from mage_async.config.schema import Config
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
-from mage_async.plan.update_memory import Batch, made_up, update_of
+from mage_async.plan.update_memory import Batch, random_segments, update_of
 from mage_async.policy.lora import add_adapters
 
 MAX_GAP = 0.1
@@ -66,7 +66,7 @@ def measure(variant: str, model: Path) -> int:
     torch.set_num_threads(1)
     config = configuration(variant, model)
     shape, batch = shape_of(config), Batch.of(config)
-    segments = made_up(batch.micro_batch_lengths(config), batch, shape.config.vocab_size)
+    segments = random_segments(batch.micro_batch_lengths(config), batch, shape.config.vocab_size)
     if config.policy.lora:
         import peft  # noqa: F401  # so that the library's own memory counts as before
     before = _resident("VmRSS")

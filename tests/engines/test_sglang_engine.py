@@ -88,7 +88,7 @@ def play(
     monkeypatch.setattr(watchdog, "start_process", start)
     monkeypatch.setattr(watchdog, "BACK_OFF_S", 0.0)
     monkeypatch.setattr(engine_module, "installed", lambda: "0.5.12")
-    monkeypatch.setattr(engine_module, "vocabulary", lambda directory: 100)
+    monkeypatch.setattr(engine_module, "vocabulary_size", lambda directory: 100)
     monkeypatch.setattr(engine_module, "server_arguments", lambda *_, **__: {})
     monkeypatch.setattr(engine_module, "check_context_length", lambda *_: None)
 
