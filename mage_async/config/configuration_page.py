@@ -195,7 +195,7 @@ def _described(
             default = getattr(defaults, name)
             meaning = " ".join(f'"{kind}": {_doc(variant)}' for kind, variant in choices.items())
             kind = json.dumps(default.kind if default else NONE)
-            kind += _in_brackets(kind_key(hint), others_inside)
+            kind += _in_brackets(kind_key(hint), kind, others_inside)
             description_inside = [
                 KeyDescription(kind_key(hint), "one of the following", kind, meaning)
             ]
@@ -219,15 +219,16 @@ def _keys(section: type[Section], others: Mapping[str, Table]) -> Iterator[KeyDe
     for name, hint in hints_of(section).items():
         if section_of(hint) is None:
             default = json.dumps(msgspec.to_builtins(getattr(defaults, name)))
-            default += _in_brackets(name, others)
+            default += _in_brackets(name, default, others)
             yield KeyDescription(name, in_words(hint), default, sentences[name])
 
 
-def _in_brackets(name: str, others: Mapping[str, Table]) -> str:
-    """Return the other defaults of a key, such as ` (tiny: 160; CPU: 2048)`, or ""."""
-    found = [
-        f"{label}: {json.dumps(table[name])}" for label, table in others.items() if name in table
-    ]
+def _in_brackets(name: str, default: str, others: Mapping[str, Table]) -> str:
+    """Return the defaults of a key that differ from `default`, such as ` (tiny: 160; CPU: 2048)`,
+    or "".
+    """
+    texts = {label: json.dumps(table[name]) for label, table in others.items() if name in table}
+    found = [f"{label}: {text}" for label, text in texts.items() if text != default]
     return f" ({'; '.join(found)})" if found else ""
 
 
