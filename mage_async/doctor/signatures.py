@@ -671,7 +671,7 @@ def memory_unused(config: Config, evaluation: Record) -> Sightings:
     credit = msgspec.to_builtins(config.credit)
     pays_all = credit["kind"] in EARLY_PAID and credit.get("episode_discount") == 1.0
     for seen in _no_loss(evaluation, "heldout_blind", "without the earlier episodes"):
-        yield seen._replace(remedy=MORE_TRAINING) if pays_all else seen
+        yield seen._replace(remedy=MORE_TRAINING) if pays_all and not seen.remedy else seen
 
 
 def _trains_memory(config: Config) -> bool:
@@ -680,6 +680,11 @@ def _trains_memory(config: Config) -> bool:
 
 
 MORE_TRAINING = "Train for more learner.steps."
+MORE_TASKS = (
+    'The tasks of training are learned by heart: train on more of them (`members("train")` of an '
+    "own class, environment.options of others), or for fewer learner.steps."
+)
+"""Remedy where training tasks earn more than held-out ones, which do not use memory."""
 EARLY_PAID = ("differential", "cumulative_paper")
 """Kinds of credit that pay an episode for what it teaches later ones, at a discount of 1."""
 
@@ -704,6 +709,7 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
     held-out set.
 
     A difference counts if it exceeds its 95 % half-width. Where that is wide, nothing is shown.
+    Training tasks that earn more than held-out ones are the cause that is named.
     """
     sets = evaluation["sets"]
     heldout, other = sets.get("heldout"), sets.get(control)
@@ -715,10 +721,17 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
     span = bounds[1] - bounds[0] if bounds else max(abs(full), abs(reduced))
     if full - reduced <= half_width <= NARROW * span:
         earns, keeps, half = texts(full, reduced, half_width)
-        yield Sighting(
+        seen = (
             f"held-out, the last episode earns {earns}, and {how} {keeps}: no loss beyond the "
             f"interval of the difference, ± {half[1:]}"
         )
+        train = sets.get("train", heldout)
+        trained, half_width = train["return_by_episode"][-1], halves_of(train)[-1]
+        if trained - full > math.hypot(halves_of(heldout)[-1], half_width):
+            seen += f"; on tasks of training it earns {texts(full, trained)[1]}"
+            yield Sighting(seen, remedy=MORE_TASKS)
+        else:
+            yield Sighting(seen)
 
 
 def idle_warm_start(records: RunRecords) -> Sightings:

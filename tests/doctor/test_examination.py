@@ -67,6 +67,16 @@ def test_a_control_that_takes_nothing_away_is_found(
     )
 
 
+def test_tasks_that_are_learned_by_heart_are_the_cause_that_is_named() -> None:
+    """A guest whose ten training tasks the tiny model learned by heart."""
+    found = evaluation(0.02, -0.02, 0.0)
+    for trained, is_by_heart in ((0.62, True), (0.04, False)):
+        found["sets"]["train"] = score(trained)
+        for each in doctor().evaluated(found):
+            assert ("learned by heart" in str(each)) is is_by_heart
+            assert (f"on tasks of training it earns {trained:+.2f}" in str(each)) is is_by_heart
+
+
 def test_few_and_noisy_trials_accuse_no_healthy_run() -> None:
     """Wins of a policy that loses a third of them, or more, in each control."""
     config, draw, found = config_file.load(config_file.find(None)), random.Random(0), 0
