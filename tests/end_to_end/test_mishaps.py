@@ -63,7 +63,8 @@ def test_children_die_with_a_killed_supervisor(
             break
     process.kill()
     process.communicate(timeout=60)
-    deadline = time.monotonic() + 30.0
+    # One that is still importing torch on a busy machine ends afterwards.
+    deadline = time.monotonic() + 75.0
     while processes_of(tmp_path / "run") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_of(tmp_path / "run") == []
