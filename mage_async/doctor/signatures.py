@@ -725,13 +725,12 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
             f"held-out, the last episode earns {earns}, and {how} {keeps}: no loss beyond the "
             f"interval of the difference, ± {half[1:]}"
         )
-        train = sets.get("train", heldout)
+        train, remedy = sets.get("train", heldout), ""
         trained, half_width = train["return_by_episode"][-1], halves_of(train)[-1]
         if trained - full > math.hypot(halves_of(heldout)[-1], half_width):
             seen += f"; on tasks of training it earns {texts(full, trained)[1]}"
-            yield Sighting(seen, remedy=MORE_TASKS)
-        else:
-            yield Sighting(seen)
+            remedy = MORE_TASKS
+        yield Sighting(seen, remedy=remedy)
 
 
 def idle_warm_start(records: RunRecords) -> Sightings:

@@ -469,18 +469,20 @@ def _print_trials(
     """
     from mage_async.environments.rehearsal import ANY_TEXT
     from mage_async.environments.user_class import ResetStep
-    from mage_async.trials.scripted_play import RandomScript, own_script
+    from mage_async.trials.scripted_play import RandomScript, own_script, random_play
     from mage_async.trials.win_stay import NUM_PLAYED
 
-    trials, words = partial(_trials, play, config, environment, chat), environment.facts.words
+    trials = partial(_trials, play, config, environment, chat)
     is_open = isinstance(environment, ResetStep) and not (
-        words or any(getattr(environment.kind, each, None) is not None for each in LEGAL_PARTS)
+        environment.facts.words
+        or any(getattr(environment.kind, each, None) is not None for each in LEGAL_PARTS)
     )
 
-    def any_play(_: "Environment", source: random.Random) -> "Script":
-        return RandomScript(source, ANY_TEXT if is_open else words)
+    def made_up_play(_: "Environment", source: random.Random) -> "Script":
+        return RandomScript(source, ANY_TEXT)
 
-    found = play.attempt("no turns are shown", lambda: play.timed(trials(any_play)))
+    shown = made_up_play if is_open else random_play
+    found = play.attempt("no turns are shown", lambda: play.timed(trials(shown)))
     if found is not None:
         _print_turns(config, chat, found[0], "made-up answers" if is_open else "random play")
     print("return per unit by episode, on training tasks:")
