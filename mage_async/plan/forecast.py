@@ -14,10 +14,6 @@ MAX_STEP_S = 300.0
 """Seconds of a step above which a batch is made smaller."""
 FEWEST_GROUPS = 2
 """A batch is not made smaller than this number of groups, so that it has more than one task."""
-NUM_FINAL_SETS = 4
-"""Number of sets in a final evaluation: held-out, blind, swapped, and training tasks; without blind
-and swapped if its trials have one episode. A method that gives guidance adds one: held-out without
-guidance."""
 NUM_CURVE_SETS = 2
 """Number of sets in an evaluation while training: held-out and training tasks."""
 STARTING = 1.5
@@ -160,14 +156,20 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     if config.learner.steps:
         # Nothing is trained while the trials of the first step are played.
         first_s += play_s / players + train_s
-    num_final_sets = (
-        NUM_FINAL_SETS
-        - 2 * (evaluation.episodes == 1)
-        + bool(overriding(config, "evaluation_guidance"))
-    )
-    final_s = num_final_sets * evaluation.final_trials * evaluated_s
+    num_sets = num_final_sets(config, evaluation.episodes)
+    final_s = num_sets * evaluation.final_trials * evaluated_s
     run_s = first_s + max(0, config.learner.steps - 1) * step_s + final_s
     return Forecast(warm_s, first_s, step_s, play_s, train_s, run_s)
+
+
+def num_final_sets(config: Config, num_episodes: int) -> int:
+    """Return the number of sets in a final evaluation whose trials have `num_episodes` episodes.
+
+    They are held-out and training tasks, the two controls `blind` and `swapped` if there are
+    earlier episodes to take away, and held-out tasks without guidance if a method gives any.
+    """
+    has_controls = num_episodes > 1
+    return 2 + 2 * has_controls + bool(overriding(config, "evaluation_guidance"))
 
 
 def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores: int) -> str:

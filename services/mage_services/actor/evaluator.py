@@ -39,6 +39,7 @@ from mage_async.environments.mix import Mix
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
+from mage_async.plan.forecast import num_final_sets
 from mage_async.policy.demonstrations import LATE_S, WIN_STAY_RULE, scripted_play
 from mage_async.policy.full_disk import writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
@@ -153,6 +154,7 @@ class Evaluator:
         self._blind = replace(self._stage, config=trial_config.blind())
         self._at_once = config.engine.max_contexts
         """Number of trials that are played concurrently."""
+        self._num_final_sets = num_final_sets(config, episodes)
         self._is_guided = bool(overriding(config, "evaluation_guidance"))
         """Whether a method gives guidance in evaluations."""
         self.guidance: GuidanceOf = no_guidance
@@ -183,8 +185,7 @@ class Evaluator:
             report: called after each trial.
         """
         has_controls = self._stage.config.num_episodes > 1
-        num_sets = 2 + 2 * has_controls + self._is_guided
-        on_end = counted(report, num_sets * num_trials)
+        on_end = counted(report, self._num_final_sets * num_trials)
         play = partial(self.play, num_trials=num_trials, seed=FINAL_SEED, on_end=on_end)
         sets = {split: await play(split) for split in ("train", "heldout")}
         if has_controls:
