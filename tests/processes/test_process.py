@@ -305,3 +305,17 @@ def test_play_that_goes_on_says_so_also_if_a_script_never_returns(
 
     assert unless_a_call_hangs(lambda: may_end.wait(PATIENCE_S), 60.0, say)
     assert {*said} == {"play without a model has gone on for 0 s; now: a script chooses an action"}
+
+
+def test_a_signal_ends_the_work_even_if_its_report_fails() -> None:
+    reported = []
+
+    async def main() -> int | None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        waits = asyncio.sleep(PATIENCE_S)
+        return await process.until_signalled(waits, signal.SIGTERM, on_signal=lambda: 1 / 0)
+
+    assert asyncio.run(main()) == signal.SIGTERM
+    assert [type(each) for each in reported] == [ZeroDivisionError]

@@ -377,8 +377,9 @@ async def until_signalled(
     def end(number: int) -> None:
         if not received:
             received.append(number)
-            on_signal()
+            # First: an exception of `on_signal` goes to the event loop, which logs it.
             task.cancel()
+            on_signal()
 
     handled = [
         number
