@@ -61,6 +61,8 @@ STUCK_S = 1.0
 """Seconds after which an event loop that does not answer is blocked by a coroutine. It is abandoned
 if a call misses its deadline.
 """
+RECENT_S = 60.0
+"""Seconds after which a call that the event loop began late explains no slow call any more."""
 
 
 class CallResult(NamedTuple):
@@ -184,7 +186,8 @@ class CoroutineThread:
         self.loop = coroutine_loop()
         self._put_at: dict[Hashable, float] = {}
         """When each call was put that the event loop has not begun."""
-        self._latest_s = 0.0
+        self._latest = (0.0, 0.0)
+        """When a call was begun, and how long it had waited: the longest such wait of late."""
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox = Handover(self.loop, self._begin)
 
@@ -194,9 +197,13 @@ class CoroutineThread:
         self._inbox.put(key, function, on_result)
 
     def latest_s(self) -> float:
-        """Return the longest time for which a call has waited for the event loop to begin it."""
+        """Return the longest time for which a call has waited for the event loop to begin it, of
+        the calls begun in the last `RECENT_S` and those that wait still.
+        """
         now = time.monotonic()
-        return max([self._latest_s, *(now - put_at for put_at in list(self._put_at.values()))])
+        begun_at, waited_s = self._latest
+        recent_s = waited_s if now - begun_at <= RECENT_S else 0.0
+        return max([recent_s, *(now - put_at for put_at in list(self._put_at.values()))])
 
     def cancel(self, key: Hashable) -> None:
         """Cancel a call that has not ended."""
@@ -219,7 +226,9 @@ class CoroutineThread:
         raised, because one such as `SystemExit` would end the event loop.
         """
         now = time.monotonic()
-        self._latest_s = max(self._latest_s, now - self._put_at.pop(key, now))
+        waited_s = now - self._put_at.pop(key, now)
+        if waited_s >= self.latest_s():
+            self._latest = (now, waited_s)
         try:
             result = CallResult(await function())
         except BaseException as error:  # foreign code, which may also call sys.exit
