@@ -653,6 +653,19 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
 
 
+def test_so_few_training_tasks_that_they_are_learned_by_heart_are_counted(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (vault / "vault.py").read_text()
+    few = source.replace('codes[:19] if split == "train"', 'codes[:9] if split == "train"')
+    assert few != source
+    (vault / "few.py").write_text(few)
+    for name, is_said in (("few", True), ("vault", False)):
+        assert main(["check", f"{name}:Vault"]) == 0
+        said = capsys.readouterr().out
+        assert ("9 different training tasks are so few" in said) == is_said
+
+
 def test_tasks_that_one_action_of_many_tells_apart_are_not_the_same() -> None:
     class Door:
         """One of 40 keys opens the door."""
