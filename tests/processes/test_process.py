@@ -310,12 +310,15 @@ def test_play_that_goes_on_says_so_also_if_a_script_never_returns(
 def test_a_signal_ends_the_work_even_if_its_report_fails() -> None:
     reported = []
 
+    def fails() -> None:
+        raise ZeroDivisionError
+
     async def main() -> int | None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
         loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)
         waits = asyncio.sleep(PATIENCE_S)
-        return await process.until_signalled(waits, signal.SIGTERM, on_signal=lambda: 1 / 0)
+        return await process.until_signalled(waits, signal.SIGTERM, on_signal=fails)
 
     assert asyncio.run(main()) == signal.SIGTERM
     assert [type(each) for each in reported] == [ZeroDivisionError]

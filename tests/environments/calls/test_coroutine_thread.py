@@ -1,16 +1,16 @@
 """The thread that awaits the coroutines of a class: how late its event loop begins a call."""
 
 import threading
+import time
 
 import pytest
 
-from mage_services.environments import call_runner
 from mage_services.environments.call_runner import RECENT_S, CoroutineThread
 
 
 def test_a_late_call_is_forgotten_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     thread, now = CoroutineThread(), 100.0
-    monkeypatch.setattr(call_runner.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     may_begin, begun = threading.Event(), threading.Event()
 
     async def nothing() -> None:
