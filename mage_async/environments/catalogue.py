@@ -113,6 +113,7 @@ def load(name: str | type, /, **options: Any) -> Environment:
     # Any exception of a user's own constructor becomes a `ConfigError`.
     with nullcontext() if name in _KNOWN else as_config_error(name):
         if is_reset_step:
+            _check_tools_are_methods(name, found)
             kind = with_step(found) if has_tools(found) else found
             return ResetStep(kind, options, Origin(name, options))
         environment = found(**options)
@@ -164,6 +165,16 @@ def _is_reset_step(found: type) -> bool:
     """
     has = {each: callable(getattr(found, each, None)) for each in ("reset", "step", "begin")}
     return has["reset"] and not has["begin"] and (has["step"] or has_tools(found))
+
+
+def _check_tools_are_methods(name: str, found: type) -> None:
+    """Raise a `ConfigError` if a class lists functions as tools, as other libraries read them."""
+    listed = getattr(found, "tools", None)
+    if isinstance(listed, list | tuple) and any(map(callable, listed)):
+        raise ConfigError(
+            f"environment {name!r}: functions in a list `tools` are not read: make each a method "
+            "that is marked with `@tool` of `mage_async.environments.tools`, instead of `step`"
+        )
 
 
 def _check_protocol(name: str, found: type) -> None:

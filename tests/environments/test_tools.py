@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Outcome
 from mage_async.environments.tools import (
     MAX_CALLS,
@@ -639,3 +640,28 @@ class Unscored:
 def test_a_class_that_cannot_be_offered_is_one_sentence(kind: type, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         with_step(kind)
+
+
+class Kitchen:
+    """Rules."""
+
+    tools: tuple[Any, ...] = ("knife", "spoon")
+    legal_actions = ("knife", "spoon")
+
+    def reset(self, seed: int, task: int) -> str:
+        return "soup"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return "done", 1.0, True
+
+
+class ListedFunctions(Kitchen):
+    """Rules."""
+
+    tools = (len, max)
+
+
+def test_functions_in_a_list_of_tools_are_refused_and_words_are_not() -> None:
+    assert load(Kitchen).facts.name
+    with pytest.raises(ConfigError, match="functions in a list `tools` are not read: make each a"):
+        load(ListedFunctions)
