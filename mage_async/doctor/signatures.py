@@ -809,9 +809,9 @@ SIGNATURES = {
     ),
     "no_variance": Signature(
         "Raise admission.trials_per_group or sampling.temperature, or choose easier tasks in "
-        "environment.options, or along its environment.ladder; replace groups that earn the same "
-        "(admission.replaced_groups); with a reward that is never earned, warm-start by "
-        "[warm_start].",
+        "environment.options, or along its environment.ladder; where advantage.baseline is by "
+        "group, replace groups that earn the same (admission.replaced_groups); with a reward "
+        "that is never earned, warm-start by [warm_start].",
         no_variance,
         steps_in_a_row=5,
         needs="zero_advantage_share",

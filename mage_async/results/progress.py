@@ -44,9 +44,9 @@ three episodes has less than one such episode on average."""
 ENOUGH_EPISODES = 300
 """Number of episodes before which rewards are not reported as rare."""
 RARE_CURES = (
-    "begin with easier tasks (environment.ladder), or reward partial progress; "
-    "replace groups that earn the same (admission.replaced_groups), or raise "
-    "admission.trials_per_group"
+    "begin with easier tasks (environment.ladder), or reward partial progress; raise "
+    "admission.trials_per_group; where advantage.baseline is by group, replace groups that earn "
+    "the same (admission.replaced_groups)"
 )
 """What to do where rewards are rare."""
 
