@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from mage_async.config.defaults import (
     CALLS_ON_CORES,
+    FREE_TEXT_ON_CORES,
     MASTERS,
     ON_CORES,
     ON_GPU,
@@ -49,6 +50,7 @@ OTHER_DEFAULTS: Mapping[str, Table] = {
     "own class": WITH_FOREIGN_ENVIRONMENT,
     "CPU": ON_CORES,
     "program or tools on a CPU": CALLS_ON_CORES,
+    "free text on a CPU": FREE_TEXT_ON_CORES,
     "GPU": merged(ON_GPU, MASTERS, Config),
 }
 """Defaults that replace those of the schema, by the label printed before each, such as "CPU"."""

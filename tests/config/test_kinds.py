@@ -127,6 +127,43 @@ def test_a_call_of_a_tool_fits_into_an_answer_of_a_program_or_a_class(
     assert config.transcript.max_action_tokens == most
 
 
+class AnyText:
+    """Any text is an action."""
+
+    def reset(self, seed: int, task: int) -> str:
+        return "begin"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return "end", 0.0, True
+
+
+class ListedLater(AnyText):
+    """A method sets the legal actions."""
+
+    def reset(self, seed: int, task: int) -> str:
+        self.legal_actions = ("left", "right")
+        return "begin"
+
+
+class Patterned(AnyText):
+    """A pattern restricts the actions."""
+
+    legal_pattern = "offer [1-9]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "entropy", "most"), [(AnyText, 0.0, 24), (ListedLater, 0.05, 8), (Patterned, 0.05, 8)]
+)
+def test_free_text_gets_no_entropy_bonus_and_room_for_a_sentence(
+    kind: type, entropy: float, most: int
+) -> None:
+    name = f"environment.name={kind.__module__}:{kind.__qualname__}"
+    config = quickstart("policy.source=models/mine", name)
+    assert config.learner.entropy == entropy
+    assert config.learner.final_entropy <= entropy
+    assert config.transcript.max_action_tokens == most
+
+
 @pytest.mark.parametrize(("second", "room"), [("boxes", 160), ("guess:Guess", 2048)])
 def test_a_mix_with_one_class_that_is_not_ours_has_the_defaults_of_such_a_class(
     second: str, room: int
