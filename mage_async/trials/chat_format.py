@@ -135,7 +135,11 @@ class ChatFormat:
 
     def decode_completion(self, ids: Sequence[int]) -> str:
         """Return the text of a completion without the stop token at its end, if it has one."""
-        return self.decode(ids[:-1] if ids[-1] in self.stop_tokens else ids)
+        return self.decode(ids[:-1] if self.is_stopped(ids) else ids)
+
+    def is_stopped(self, ids: Sequence[int]) -> bool:
+        """Return whether a completion ends with a stop token; an empty one does not."""
+        return bool(ids) and ids[-1] in self.stop_tokens
 
     def opened_thinking(self, completion: Completion) -> str:
         """Return `<think>` before a completion that the limit of tokens has cut, if the template

@@ -77,8 +77,8 @@ class Transcript:
         """Continue the contexts of a trial, in which nothing follows the last turn."""
         self._segments = [GrowingSegment.after(segment) for segment in trial.segments]
         turn = trial.turns[-1]
-        sampled = trial.segments[turn.segment].tokens[turn.start : turn.stop]
-        self._forced = self._parser.closing(turn.kind, self._chat.decode(sampled.tolist()))
+        sampled = trial.segments[turn.segment].tokens[turn.start : turn.stop].tolist()
+        self._forced = self._closing(turn.kind, sampled, self._chat.decode(sampled))
 
     def open(self, message: str, kind: Kind) -> None:
         """Start a new context with a user message."""
@@ -135,19 +135,16 @@ class Transcript:
 
         Returns:
             Its start position, and the text between its tags, or `None` without tags. With tools,
-            the text of an action is the whole completion, without the stop token.
+            the text of an action is the whole completion. The stop token is in neither.
         """
         segment = self._segments[-1]
         start, ids = len(segment.tokens), completion.tokens.tolist()
         segment.spans.append((start, completion))
         self._append(ids)
-        if self._parser.is_whole_completion(self._kind):
-            text = self._chat.decode_completion(ids)
-        else:
-            text = self._chat.decode(ids)
+        text = self._chat.decode_completion(ids)
         if not self._parser.prefill(self._kind):
             text = self._chat.opened_thinking(completion) + text
-        self._forced = self._parser.closing(self._kind, text)
+        self._forced = self._closing(self._kind, ids, text)
         return start, self._parser.parse(self._kind, text)
 
     def tokens(self) -> np.ndarray:
@@ -167,6 +164,13 @@ class Transcript:
     def segments(self) -> tuple[Segment, ...]:
         """Return all contexts for training."""
         return tuple(segment.close() for segment in self._segments)
+
+    def _closing(self, kind: Kind, ids: Sequence[int], text: str) -> str:
+        """Return the text that the transcript adds after a completion.
+
+        After a stop token it adds no closing tag, which would stand outside the assistant's turn.
+        """
+        return "" if self._chat.is_stopped(ids) else self._parser.closing(kind, text)
 
     def _message_tokens(self, message: str, kind: Kind, answers: Sequence[str]) -> tuple[int, ...]:
         last = self._segments[-1].tokens[-1]

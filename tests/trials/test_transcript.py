@@ -175,6 +175,19 @@ def test_an_action_is_what_stands_in_tags_outside_thinking(
     assert ActionParser(forced).parse(Kind.ACT, completion) == action  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", [Kind.ACT, Kind.REFLECT])
+def test_a_stop_token_ends_a_turn_and_is_no_part_of_its_text(chat: ChatFormat, kind: Kind) -> None:
+    """A pretrained model ends an answer of free text in its own way, without the closing tag."""
+    transcript, stop = Transcript(chat, ActionParser("both")), chat.decode(chat.stop_tokens[:1])
+    transcript.open("episode 1", kind)
+    completion = _completion(chat, f" rock{stop}")
+    assert completion.tokens[-1] in chat.stop_tokens
+    start, text = transcript.receive(completion)
+    assert text == "rock"
+    transcript.add_message("episode 2", kind)
+    assert chat.decode(transcript.tokens().tolist()[start:]).startswith(f" rock{stop}<|user|>")
+
+
 @pytest.mark.parametrize(
     ("said", "finish", "action"),
     [
