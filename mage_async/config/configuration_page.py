@@ -226,12 +226,13 @@ def _keys(section: type[Section], others: Mapping[str, Table]) -> Iterator[KeyDe
 
 
 def _in_brackets(name: str, default: str, others: Mapping[str, Table]) -> str:
-    """Return the defaults of a key that differ from `default`, such as ` (tiny: 160; CPU: 2048)`,
-    or "".
+    """Return the other defaults of a key, such as ` (tiny: 160; CPU: 2048)`, or "" if none differs
+    from `default`.
     """
     texts = {label: json.dumps(table[name]) for label, table in others.items() if name in table}
-    found = [f"{label}: {text}" for label, text in texts.items() if text != default]
-    return f" ({'; '.join(found)})" if found else ""
+    if set(texts.values()) <= {default}:
+        return ""
+    return f" ({'; '.join(f'{label}: {text}' for label, text in texts.items())})"
 
 
 def _doc(section: type[Section]) -> str:

@@ -71,10 +71,12 @@ class FirstTurns:
         """Return the result as a sentence for people."""
         is_all = self.num_valid == self.num_actions
         kind = "one" if is_all else "one that was not"
-        cut = f"{self.num_cut} were cut at transcript.max_action_tokens = {self.most_tokens}; "
+        cut = f"{self.num_cut} were cut at transcript.max_action_tokens = {self.most_tokens}"
+        if 2 * self.num_cut > self.num_actions:
+            cut += " (raise it, or declare `legal_actions` or a `legal_pattern`)"
         return (
             f"{self.num_valid} of {self.num_actions} actions were valid; "
-            f"{cut if self.num_cut else ''}here is {kind}: {self.example!r}"
+            f"{f'{cut}; ' if self.num_cut else ''}here is {kind}: {self.example!r}"
         )
 
 
