@@ -503,18 +503,30 @@ BEFORE_TRAINING = "before training"
 
 def worse_note(summary: Mapping[str, Any]) -> str:
     """Return a sentence if the evaluated policy earns less in the last held-out episode than
-    before training, or than win-stay, lose-shift, by more than the intervals; "" if it does not.
+    before training, or than win-stay, lose-shift, by more than the intervals, or if it does not
+    earn more than random play in an environment that states no references; "" otherwise.
     """
     if not (score := summary.get("evaluation", {}).get("heldout")):
         return ""
     own = score_row("", score)
-    known = [row for row in reference_rows(summary) if row.label == "win-stay"]
+    rows = {row.label: row for row in reference_rows(summary)}
+    known = [rows["win-stay"]] if "win-stay" in rows else []
     if "before_training" in summary:
         known.append(score_row(BEFORE_TRAINING, summary["before_training"]))
     better = [row for row in known if _gap(row, own) > 0]
-    if not better:
-        return ""
     best, evaluated = summary.get("best_step"), summary.get("evaluated_step")
+    if not better:
+        references = summary.get("references", {}).get("heldout", {}).keys()
+        is_played = "random" in references and references <= PLAYED_REFERENCES
+        if not is_played or _gap(own, rows["random"]) > 0:
+            return ""
+        digits = num_decimals([own.values[-1], rows["random"].values[-1]])
+        return (
+            f"step {evaluated} earns {own.values[-1]:+.{digits}f} in the last held-out episode, no "
+            f"more than random play, {rows['random'].values[-1]:+.{digits}f}, by their intervals: "
+            "nothing is learned yet. Easier tasks, partial rewards or a `script` to clone help "
+            "more than further steps"
+        )
     cure = f"; the best checkpoint is that of step {best}: mage evaluate RUN_DIR --checkpoint best"
     digits = num_decimals(row.values[-1] for row in (own, *better))
     names = " and than ".join(f"{row.label}, {row.values[-1]:+.{digits}f}" for row in better)

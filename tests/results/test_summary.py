@@ -142,6 +142,16 @@ def test_version_0_and_win_stay_are_rows_where_an_environment_states_none_and_a_
     assert worse_note(summary) in render(run, summary)
     summary["references"]["heldout"]["win-stay"] = [0.5] * 3
     assert "less than win-stay, +0.500 and than before training, +0.300" in worse_note(summary)
+    summary["references"]["heldout"] = {"random": [0.0] * 3}
+    del summary["before_training"]
+    # 0.1 above random play, which the intervals of 0.1 and 0.05 allow.
+    assert "+0.100 in the last held-out episode, no more than random play, +0.000" in worse_note(
+        summary
+    )
+    summary["references"]["heldout"] = {"random": [-0.1] * 3}
+    assert not worse_note(summary)
+    summary["references"]["heldout"] = {"random": [0.0] * 3, "best": [1.0] * 3}
+    assert not worse_note(summary)
 
 
 def test_points_that_the_curve_lacks_are_counted_with_the_reason(make_run):
