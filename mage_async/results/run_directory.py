@@ -6,11 +6,9 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from hashlib import blake2s
 from pathlib import Path
 
-from mage_async.environments.catalogue import file_name
 from mage_async.errors import RunError
 
 OPTIMIZER, COUNTERS, SHARDS = "optimizer.pt", "counters.json", "optimizer"
@@ -27,16 +25,6 @@ SHARED_MEMORY = Path("/dev/shm")
 """Folder of files in shared memory."""
 MAX_DEPTH = 3
 """Number of levels of folders below the root in which runs are looked for."""
-
-
-def default_name(environment: str, started: datetime) -> str:
-    """Return the name of the folder of a run that is started without `--run-dir`, such as
-    `rps-20261127-191200`.
-
-    Args:
-        environment: Value of `environment.name`.
-    """
-    return f"{file_name(environment)}-{started:%Y%m%d-%H%M%S}"
 
 
 class _Below:
