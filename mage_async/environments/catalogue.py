@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, cast
@@ -13,7 +12,7 @@ from mage_async.environments.tools import has_tools, with_step
 from mage_async.environments.user_calls import Origin, as_config_error
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-from mage_async.user_modules import Registry, address_of, did_you_mean, place_of, shown_name
+from mage_async.user_modules import Registry, address_of, did_you_mean, place_of
 
 _CLASSES = {
     "bandit": "mage_async.environments.games.bandit:Bandit",
@@ -205,8 +204,3 @@ def _check_protocol(name: str, found: type) -> None:
 def names() -> tuple[str, ...]:
     """Return the names of the shipped environments that need no further package."""
     return tuple(_CLASSES)
-
-
-def file_name(name: str) -> str:
-    """Return an environment's name as a part of a file name."""
-    return re.sub(r"[^\w.-]+", "-", shown_name(name))

@@ -3,13 +3,16 @@
 """
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import blake2s
 from pathlib import Path
 
 from mage_async.errors import RunError
+from mage_async.user_modules import shown_name
 
 OPTIMIZER, COUNTERS, SHARDS = "optimizer.pt", "counters.json", "optimizer"
 """Names of two files of a checkpoint, and of the folder that several ranks write in place of the
@@ -25,6 +28,17 @@ SHARED_MEMORY = Path("/dev/shm")
 """Folder of files in shared memory."""
 MAX_DEPTH = 3
 """Number of levels of folders below the root in which runs are looked for."""
+
+
+def default_name(environment: str, started: datetime) -> str:
+    """Return the name of the folder of a run that is started without `--run-dir`, such as
+    `rps-20261127-191200`.
+
+    Args:
+        environment: Value of `environment.name`.
+    """
+    name = re.sub(r"[^\w.-]+", "-", shown_name(environment))
+    return f"{name}-{started:%Y%m%d-%H%M%S}"
 
 
 class _Below:

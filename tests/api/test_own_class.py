@@ -3,6 +3,7 @@
 import importlib
 import sys
 import types
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import mage_async as mage
-from mage_async.environments.catalogue import file_name
+from mage_async.results.run_directory import default_name
 from mage_async.user_modules import shown_name
 from mage_services.api.configuration import address_of, assignments_of
 
@@ -134,7 +135,10 @@ def script(tmp_path, monkeypatch):
 def test_a_class_of_a_script_is_written_with_all_that_it_uses_and_nothing_else(script):
     address = address_of(script.Lock)
     module, _, name = address.partition(":")
-    assert (shown_name(address), file_name(address)) == ("Lock", "Lock")  # no digest for people
+    assert (shown_name(address), default_name(address, datetime(2026, 1, 2))[:5]) == (
+        "Lock",
+        "Lock-",
+    )  # no digest for people
     found = getattr(importlib.import_module(module), name)
     assert found is not script.Lock
     assert found.legal_actions == script.Lock.legal_actions

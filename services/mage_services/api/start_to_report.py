@@ -45,12 +45,16 @@ from mage_async.config.schema import (
     check_source,
 )
 from mage_async.doctor import Doctor
-from mage_async.environments.catalogue import file_name
 from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFailed
 from mage_async.pages.report import render
 from mage_async.plan.does_it_fit import check_words
 from mage_async.policy.demonstrations import check_rows
-from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
+from mage_async.results.run_directory import (
+    RunDirectory,
+    checkpoints,
+    default_name,
+    step_of,
+)
 from mage_async.results.run_files import (
     SOURCE_OF,
     VERSION_OF,
@@ -144,7 +148,7 @@ def start_run(
         connection.check_address(cluster)
     else:
         _check_address(config)
-    name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    name = default_name(config.environment.name, datetime.now())
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
     if not is_resumed and run_dir is not None:
         # This is checked again under the lock. If the directory cannot be read, the error
