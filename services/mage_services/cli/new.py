@@ -175,8 +175,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _is_taken(name: str) -> bool:
-    """Return whether Python imports another module under a name: a run searches the current folder
-    last.
+    """Return whether a module of this name exists already, which Python would import in place of
+    the new one, because a run searches the current folder last.
     """
     if name in sys.stdlib_module_names or name in sys.modules:
         return True

@@ -34,7 +34,7 @@ class _OpenSession:
 
     session: Session
     closes: asyncio.TimerHandle
-    """Closes the session if no request comes before."""
+    """Timer that closes the session, unless a request restarts it first."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that is held while a request is answered: requests of a session are answered one after
     the other.
@@ -52,7 +52,7 @@ class AgentGymServer:
         self._numbers = itertools.count()
         self._open: dict[int, _OpenSession] = {}
         self.application = web.Application(
-            middlewares=[_guarded], client_max_size=MAX_REQUEST_BYTES
+            middlewares=[_errors_as_agentgym], client_max_size=MAX_REQUEST_BYTES
         )
         self.application.add_routes(
             [
@@ -77,7 +77,7 @@ class AgentGymServer:
             return web.json_response({"error": message}, status=503)
         number = next(self._numbers)
         session = Session(self._environment, self._calls)
-        self._open[number] = _OpenSession(session, self._alarm(number))
+        self._open[number] = _OpenSession(session, self._start_idle_timer(number))
         return web.json_response({"id": number})
 
     async def _reset(self, request: web.Request) -> web.Response:
@@ -85,7 +85,7 @@ class AgentGymServer:
         fields = await _fields(request)
         item = whole_number(fields, "data_idx")
         member = self._members[item % len(self._members)]
-        async with self._turn(fields) as opened:
+        async with self._locked_session(fields) as opened:
             seen = await opened.session.reset({"seed": item, "task": member})
             opened.observation = seen.text
         rules = self._environment.rules()
@@ -96,7 +96,7 @@ class AgentGymServer:
         rewards so far.
         """
         fields = await _fields(request)
-        async with self._turn(fields) as opened:
+        async with self._locked_session(fields) as opened:
             seen = await opened.session.step(fields)
             opened.observation = seen.text
         return web.json_response(answer_of(seen, opened.session.score))
@@ -129,7 +129,7 @@ class AgentGymServer:
             raise BadRequest(f"there is no environment {given!r:.60}: it was closed, or was idle")
         opened = self._open[number]
         opened.closes.cancel()
-        opened.closes = self._alarm(number)
+        opened.closes = self._start_idle_timer(number)
         return opened
 
     def _number(self, fields: dict[str, Any]) -> int | None:
@@ -141,17 +141,19 @@ class AgentGymServer:
         return None
 
     @asynccontextmanager
-    async def _turn(self, fields: dict[str, Any]) -> AsyncIterator[_OpenSession]:
-        """Wait for the turn of a request, and hold it for the block.
+    async def _locked_session(self, fields: dict[str, Any]) -> AsyncIterator[_OpenSession]:
+        """Wait until earlier requests of the session are answered, and lock the session for the
+        `with` block.
 
         Raises:
             BadRequest: there is no such session, or it was closed, perhaps during the wait.
         """
         async with self._find(fields).turn:
-            # An episode that begins in a closed session would never be closed itself.
+            # Look the session up again: it may have been closed during the wait, and nothing would
+            # close an episode that begins after that.
             yield self._find(fields)
 
-    def _alarm(self, number: int) -> asyncio.TimerHandle:
+    def _start_idle_timer(self, number: int) -> asyncio.TimerHandle:
         """Start the idle timer of a session."""
         loop = asyncio.get_running_loop()
         return loop.call_later(self._limits.idle_s, self._end_idle, number)
@@ -159,7 +161,7 @@ class AgentGymServer:
     def _end_idle(self, number: int) -> None:
         """Close a session that is idle, unless it is answering a request."""
         if self._open[number].turn.locked():
-            self._open[number].closes = self._alarm(number)
+            self._open[number].closes = self._start_idle_timer(number)
         else:
             self._end(number)
 
@@ -176,7 +178,7 @@ class AgentGymServer:
 
 
 @web.middleware
-async def _guarded(
+async def _errors_as_agentgym(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Refuse pages of other sites; answer errors as AgentGym's servers do, with status 200 and the

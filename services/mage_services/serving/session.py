@@ -35,8 +35,8 @@ class Session:
         self._environment, self._calls = environment, calls
         self._play: Play | None = None
         self._task: Task | None = None
-        # Whether no step may be taken. Also true during a call, so that an episode whose call
-        # failed gets no further steps.
+        # While this is true, `step` refuses every action. It is true during a call too, so that an
+        # episode whose call failed gets no further steps.
         self._is_done = True
         self.num_steps, self.score = 0, 0.0
         self.episode_id: str | None = None
@@ -57,7 +57,7 @@ class Session:
         self.episode_id = data.get("episode_id")
         with environment_code(task):
             self._play = new_play(self._environment, task, episode)
-        await self._settled()
+        await self._make_waiting_calls()
         if self._play is None:
             raise EnvironmentFault("the session was closed during its reset")
         self._is_done = False
@@ -79,7 +79,7 @@ class Session:
         self._is_done = True
         with environment_code(self._task):
             answered = self._play.act(action)
-        outcome = await self._settled() if answered is PENDING else answered
+        outcome = await self._make_waiting_calls() if answered is PENDING else answered
         assert outcome is not None, "a call answers an action that waits"
         self.num_steps += 1
         self.score += outcome.reward
@@ -94,7 +94,7 @@ class Session:
             self._calls.close_in_background([call])
         self._play = None
 
-    async def _settled(self) -> Outcome | None:
+    async def _make_waiting_calls(self) -> Outcome | None:
         """Make the calls that a slow environment waits for; return the outcome of the last
         action.
         """
@@ -144,7 +144,8 @@ def whole_number(data: Json, name: str) -> int:
     return value
 
 
-# The rest serves HTTP. It knows of no environment, and `mage serve` uses it for a policy.
+# The code below serves any HTTP application: `mage serve` uses it for a policy, without an
+# environment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ async def serve(
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
             why = f"cannot be listened on: {error.strerror}"
-            if error.errno == errno.EADDRINUSE:  # whose text repeats the address
+            if error.errno == errno.EADDRINUSE:  # its `strerror` would repeat the address
                 why = "is in use; choose another with --port, or 0 for a free one"
             raise RunError(f"{host}:{port} {why}") from error
         try:

@@ -61,7 +61,7 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
         console.print(
             Text(note, style="yellow"), highlight=False, soft_wrap=not console.is_terminal
         )
-    # A search of a log for a reason or a rate needs the whole line.
+    # Never break these lines: a user who searches a log for a reason or a rate needs whole lines.
     costs = Group(*(Text(line, style="dim") for line in _costs(summary)))
     console.print(costs, highlight=False, soft_wrap=not console.is_terminal)
     console.out(f"report: {report}", highlight=False)

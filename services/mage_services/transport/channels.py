@@ -11,10 +11,10 @@ never reaches the high-water marks of the sockets; they bound the memory that a 
     learner to one peer  LearnerChannel     zmq's thread      PeerGone: the peer has stopped reading
     learner's incoming   zmq's thread       receive           the peers' outgoing queues fill
 
-No channel ends because its peer is silent. Three others detect silence: the coordinator grants the
-groups of a silent actor to others (`learner/coordinator.py`), the supervisor kills silent processes
-(`processes/supervised_process.py`), and zmq renews a TCP connection that brings no answers
-(`CONNECTION_SILENCE_MS`).
+No channel ends because its peer is silent. Silence is handled in three other places: the
+coordinator grants a silent actor's groups to others (`learner/coordinator.py`), the supervisor
+kills silent processes (`processes/supervised_process.py`), and zmq renews a TCP connection that
+brings no answers (`CONNECTION_SILENCE_MS`).
 """
 
 import asyncio
@@ -155,7 +155,7 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
         self.access.forget(peer)
 
     def take_notes(self) -> list[str]:
-        """Return the sentences for the screen since the last call, at most the latest 20."""
+        """Return the sentences for the screen that were added since the last call, at most 20."""
         return self.access.take_notes()
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -191,7 +191,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         check_address(address, has_keys=keys is not None)
         self._hello = hello
         self._owes_hello = True
-        """Whether a Hello must be sent. It has to wait while zmq has no connection."""
+        """Whether a Hello must still be sent; sending is delayed while zmq has no connection."""
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.DEALER, address)
         identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]  # zmq's largest length
@@ -281,8 +281,8 @@ class _PeerConnection:
 
     zmq renews a broken connection by itself and announces the attempt at once. But it gives up
     after bytes that are no ZeroMQ message and after a frame over the limit: the socket would stay
-    unconnected without a sign. So if no attempt is announced, `is_given_up` becomes true and the
-    caller connects again.
+    unconnected, and no event reports it. So if zmq announces no attempt for a while, `is_given_up`
+    returns true and the caller connects again.
     """
 
     def __init__(self, socket: PolledSocket, address: str) -> None:
@@ -302,9 +302,10 @@ class _PeerConnection:
         socket.monitor(monitor_address, events | _HANDSHAKE_FAILED)
         self.monitor = socket.context.socket(zmq.PAIR, PolledSocket)
         self.monitor.setsockopt(zmq.LINGER, 0)
-        # No limit: zmq's own thread waits while the queue of events is full, and with it `close`,
-        # for ever. An evaluator that plays the final sets reads no events for minutes, and zmq
-        # tries ten times a second to reach the learner, which has ended.
+        # 0 means no limit. With a limit, zmq's own thread would wait for ever once the queue of
+        # events is full, and `close` would wait for that thread. The queue does fill: an evaluator
+        # that plays the final sets reads no events for minutes, while zmq tries ten times a second
+        # to reach the learner, which has ended.
         self.monitor.setsockopt(zmq.RCVHWM, 0)
         self.monitor.connect(monitor_address)
 
@@ -357,7 +358,7 @@ class _PeerConnection:
             return is_renewed or (self._num_made > 1 and self._address.startswith("tcp://"))
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise PeerRefused(
-                f"the learner at {self._address} does not let this actor's key in: it has another "
+                f"the learner at {self._address} refuses this actor's key: it has another "
                 "`actor.key`"
             )
         self._num_failed += 1

@@ -63,16 +63,20 @@ async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[s
         messages = "; ".join(f"{error.type}: {error.message}" for error in errors)
         return {"failed": messages or "the episode failed"}
     if len(episode.traces) != 1:
-        return {"failed": f"an episode of {len(episode.traces)} agents: one can be trained"}
+        return {
+            "failed": f"the episode has {len(episode.traces)} agents, but only one can be trained: "
+            "choose a taskset with one agent"
+        }
     reward = float(episode.traces[0].reward)
-    # JSON has no such number, and the other side would end this process with all its rollouts.
+    # JSON cannot represent NaN or infinity: the parent process would refuse the message, and end
+    # this process with all its rollouts.
     if not math.isfinite(reward):
         return {"failed": f"the reward of the taskset is {reward}"}
     return {"reward": reward}
 
 
 async def serve(environment: vf.Env, tasks: list[vf.Task], channel: socket.socket) -> None:
-    """Run the requested rollouts until the other side ends."""
+    """Run the rollouts that the parent process requests, until it ends."""
     running: dict[str, asyncio.Task[None]] = {}
     reader, writer = await asyncio.open_connection(sock=channel)
 
@@ -101,7 +105,7 @@ async def serve(environment: vf.Env, tasks: list[vf.Task], channel: socket.socke
 
 
 async def next_request(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the next message; `None` if the other side has ended."""
+    """Return the parent process's next message; `None` if the parent has ended."""
     try:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         request: dict[str, Any] = json.loads(await reader.readexactly(length))

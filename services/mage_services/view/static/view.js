@@ -1,7 +1,7 @@
 // Follows a run and listens to the keyboard. Every page is whole without this file.
 "use strict";
 
-const LEAST_MS = 1250; // between two looks at the same page
+const LEAST_MS = 1250; // least time between two fetches of the same page
 const live = document.getElementById("live");
 let isLooking = false, isStale = false, lookedAt = 0, timer = 0;
 
@@ -23,7 +23,7 @@ async function look() {
   if (isStale) soon();
 }
 
-// Sections that say the same stay as they are, with what is open and marked in them.
+// Replace only the sections whose content has changed: in the others, what the reader has opened or marked stays.
 function replaceChildrenOf(old, fresh) {
   const olds = [...old.children], news = [...fresh.children];
   if (olds.length !== news.length) { keepOpen(old, fresh); old.replaceChildren(...news); return; }
