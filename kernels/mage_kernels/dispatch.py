@@ -74,7 +74,7 @@ def choose_backend(
         return Backend(
             torch_only,
             "plain PyTorch: the Triton kernels are for compute capability "
-            f"{_listed(ADVANTAGE_CAPABILITIES)}, {device} has {version}",
+            f"{_versions_as_text(ADVANTAGE_CAPABILITIES)}, {device} has {version}",
         )
     if not has_triton:
         return Backend(torch_only, f"plain PyTorch: Triton is not installed ({INSTALL})")
@@ -84,18 +84,18 @@ def choose_backend(
     return Backend(
         fused,
         f"Triton for advantages on {device}; plain PyTorch for the head, whose Triton kernels are "
-        f"for compute capability {_listed(HEAD_CAPABILITIES)}, not {version}",
+        f"for compute capability {_versions_as_text(HEAD_CAPABILITIES)}, not {version}",
         has_heads=False,
     )
 
 
-def _listed(capabilities: set[tuple[int, int]]) -> str:
+def _versions_as_text(capabilities: set[tuple[int, int]]) -> str:
     """Return compute capabilities as text, such as "9.0 or 10.0"."""
     *most, last = (".".join(map(str, each)) for each in sorted(capabilities))
     return f"{', '.join(most)} or {last}"
 
 
-def _detected() -> Backend:
+def _backend_of_this_machine() -> Backend:
     """Return the backend of this machine."""
     has_cuda = torch.cuda.is_available()
     backend = choose_backend(
@@ -110,7 +110,7 @@ def _detected() -> Backend:
     return backend
 
 
-BACKEND = _detected()
+BACKEND = _backend_of_this_machine()
 """The choice for this process."""
 
 
