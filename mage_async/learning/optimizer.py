@@ -63,7 +63,8 @@ def learning_rate(learner: Learner, version: int) -> float:
 
 def _progress(learner: Learner, version: int) -> float:
     """Return the share of the run that is done: 0 in the first step, 1 after the last."""
-    # With 1 in the last step, a rate that falls to 0 would leave that step without an update.
+    # If the share were 1 in the last step, a learning rate that falls to 0 would be 0 there, and
+    # the step would change nothing.
     return min(1.0, version / max(1, learner.steps))
 
 

@@ -48,7 +48,8 @@ def step_metrics(
     """Return metrics by name of a step that began with the weights of `version`.
 
     Args:
-        computed: The updates whose proximal log-probs a forward has computed.
+        computed: Those of `updates` whose proximal log-probs come from a forward pass, and are not
+            interpolated from the engine's. Only their tokens are compared with the engine's.
     """
     trained = [each for update in updates for each in update.micro_batches]
     batches = [each.batch for each in trained]

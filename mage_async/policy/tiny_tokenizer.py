@@ -3,8 +3,8 @@ token.
 
 The alphabet is all 256 bytes, so no text is unknown. Every merge extends a word from its left edge
 (the space included), so the merge table is a trie of the words, and the merges of one word cannot
-change the tokens of another. So a text needs no cutting before the merges. Large tokenizers cut a
-text first, by rules that would separate a number or a sign from the space before it.
+change the tokens of another. A text therefore needs no pre-tokenization, the rules by which large
+tokenizers cut a text first and which would separate a number or a sign from the space before it.
 """
 
 import json
@@ -52,7 +52,7 @@ def build_tokenizer(words: Iterable[str]) -> Tokenizer:
         if marker := next((each for each in (*SPECIALS, *TAGS) if each in word), ""):
             raise ConfigError(
                 f"the word {word!r:.100} cannot be one token of the tiny model, which reads "
-                f"{marker!r} in it as a mark of its own: rename it"
+                f"the {marker!r} in it as a token of its own: rename the word"
             )
         left, *rest = _pieces(f" {word}")
         for piece in rest:

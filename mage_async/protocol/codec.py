@@ -59,7 +59,7 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     if isinstance(message, TrialResult):
         header, arrays = pack_trial(message, limits)
     elif isinstance(message, EpisodeResult):
-        # The learner sends episodes on as they arrived; it never sends a trial on.
+        # The learner forwards episodes as they arrived; it never forwards a trial.
         if message.frames:
             return list(message.frames)
         header, arrays = pack_episodes(message, limits)
@@ -127,7 +127,7 @@ def decode(
         WireError: the frames are no message of this protocol.
     """
     _check_sizes(frames, limits)
-    # One byte more than a checksum has is compared, so that a longer frame differs from it.
+    # The slice is one byte longer than a checksum, so that a frame which is too long is not equal.
     if not is_checked and bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
         raise WireError("checksum does not match: frames were damaged, lost or mixed on the way")
     header, arrays = _decode_header(frames[1]), frames[2:-1]
@@ -144,7 +144,7 @@ def _check_sizes(frames: Sequence[Frame], limits: Limits) -> None:
     """Check the tag, the number of frames and their sizes, without decoding the header."""
     if not frames:
         raise WireError("a message has at least 3 frames, got none")
-    # One byte more than the tag has is compared, so that a longer frame differs from it.
+    # The slice is one byte longer than the tag, so that a frame which is too long is not equal.
     if bytes(frames[0][: len(PROTOCOL) + 1]) != PROTOCOL:
         got = bytes(frames[0][:32]).decode("ascii", "backslashreplace")
         ours = PROTOCOL.decode()

@@ -160,9 +160,9 @@ class Segment:
 
 
 def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | None:
-    """Return the number of the first segment that a checkpoint needs to be brought up to date.
+    """Return the number of the first segment that a resume or a replay from a checkpoint reads.
 
-    Returns None if the segments that it needs are gone.
+    Returns None if one of the segments to read was deleted.
     """
     known = [segment for segment in segments if segment.version <= checkpoint_version]
     if not known:

@@ -89,8 +89,8 @@ class WhoAreYou(Fields):
     """Report that the learner does not know the peer, as after a restart of the learner, and
     request a `Hello`.
 
-    The learner sends it once. It ignores all that the peer sends before its `Hello`, without an
-    acknowledgement.
+    The learner sends this message once. It neither reads nor acknowledges what the peer sends
+    before its `Hello`.
     """
 
 

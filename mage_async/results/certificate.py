@@ -151,7 +151,7 @@ def certificate(
     needs = None
     if verdict == "cannot be told" and num_members >= LEAST_MEMBERS:
         needs = _needed(found, margin, levels)
-        # These tasks were too few for a verdict, so at least one more is needed.
+        # The estimate may be lower than the number of tasks that has just given no verdict.
         needs = None if needs is None else max(needs, len(tasks) + 1)
     sentence = _sentence(verdict, tasks, num_members, found, luck, needs)
     return Certificate(verdict, sentence, len(tasks), num_members, needs, found, luck)

@@ -9,8 +9,8 @@ distinct trajectories among the R plays of an episode,
     H = - sum p ln p   nats, from 0 (always the same) to ln R (never twice the same),
 
 and the mean over tasks is reported. H is the entropy of the sample. It lies below the entropy of
-the policy unless R is much larger than the number of trajectories: compare figures of equal R
-only.
+the policy unless R is much larger than the number of trajectories, so compare only values that
+were measured with the same R.
 """
 
 import math

@@ -149,7 +149,7 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
     for trial, facts in played:
         rewards, by_turn = trial.episode_rewards(), trial.turn_rewards()
         if trial.cut_at is not None:
-            # A reward, not yet per unit.
+            # The declared least return of a whole episode, not yet divided by its units.
             known = facts.min_return
             least = min([0.0, *finished[facts]]) if known is None else known
             num_unfinished = trial.num_episodes - trial.cut_at

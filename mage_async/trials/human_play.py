@@ -64,8 +64,8 @@ def human_play(
             yield from _opponent_turns(opponent)
         lines, reward = [f"— episode {episode + 1} —", play.observation], 0.0
         while (choices := play.legal_actions()) or takes_any_text(play):
-            # `DrawnTexts` are some examples of the texts that match a pattern, and no list to
-            # choose from.
+            # `DrawnTexts` holds only examples of the texts that match a pattern, so it is not
+            # shown as a list to choose from.
             listed = () if isinstance(choices, DrawnTexts) else tuple(choices)
             text = _lines(lines)
             if (pattern := getattr(play, "legal_pattern", None)) is not None:
