@@ -187,7 +187,7 @@ class CoroutineThread:
         self._put_at: dict[Hashable, float] = {}
         """When each call was put that the event loop has not begun."""
         self._latest = (0.0, 0.0)
-        """When a call was begun, and how long it had waited: the longest such wait of late."""
+        """Time at which a call was begun, and the seconds that it had waited: the longest of late."""
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox = Handover(self.loop, self._begin)
 
@@ -201,9 +201,12 @@ class CoroutineThread:
         the calls begun in the last `RECENT_S` and those that wait still.
         """
         now = time.monotonic()
+        return max([self._recent_s(now), *(now - put_at for put_at in list(self._put_at.values()))])
+
+    def _recent_s(self, now: float) -> float:
+        """Return the wait in `_latest`; 0 if it has ended more than `RECENT_S` ago."""
         begun_at, waited_s = self._latest
-        recent_s = waited_s if now - begun_at <= RECENT_S else 0.0
-        return max([recent_s, *(now - put_at for put_at in list(self._put_at.values()))])
+        return waited_s if now - begun_at <= RECENT_S else 0.0
 
     def cancel(self, key: Hashable) -> None:
         """Cancel a call that has not ended."""
@@ -227,7 +230,7 @@ class CoroutineThread:
         """
         now = time.monotonic()
         waited_s = now - self._put_at.pop(key, now)
-        if waited_s >= self.latest_s():
+        if waited_s >= self._recent_s(now):
             self._latest = (now, waited_s)
         try:
             result = CallResult(await function())
