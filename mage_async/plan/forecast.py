@@ -156,20 +156,21 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     if config.learner.steps:
         # Nothing is trained while the trials of the first step are played.
         first_s += play_s / players + train_s
-    num_sets = num_final_sets(config, evaluation.episodes)
+    num_sets = len(final_sets(config, evaluation.episodes))
     final_s = num_sets * evaluation.final_trials * evaluated_s
     run_s = first_s + max(0, config.learner.steps - 1) * step_s + final_s
     return Forecast(warm_s, first_s, step_s, play_s, train_s, run_s)
 
 
-def num_final_sets(config: Config, num_episodes: int) -> int:
-    """Return the number of sets in a final evaluation whose trials have `num_episodes` episodes.
+def final_sets(config: Config, num_episodes: int) -> tuple[str, ...]:
+    """Return the names of the sets of a final evaluation whose trials have `num_episodes` episodes.
 
-    They are held-out and training tasks, the two controls `blind` and `swapped` if there are
-    earlier episodes to take away, and held-out tasks without guidance if a method gives any.
+    They are training and held-out tasks, the two controls if there are earlier episodes whose
+    memory they could change, and held-out tasks without guidance if a method gives any.
     """
-    has_controls = num_episodes > 1
-    return 2 + 2 * has_controls + bool(overriding(config, "evaluation_guidance"))
+    controls = ("heldout_blind", "heldout_swapped") if num_episodes > 1 else ()
+    is_guided = bool(overriding(config, "evaluation_guidance"))
+    return ("train", "heldout", *controls, *("heldout_unguided",) * is_guided)
 
 
 def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores: int) -> str:

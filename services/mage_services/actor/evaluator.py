@@ -38,8 +38,8 @@ from mage_async.environments.ladders import harder
 from mage_async.environments.mix import Mix
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.methods.method import Methods, overriding
-from mage_async.plan.forecast import num_final_sets
+from mage_async.methods.method import Methods
+from mage_async.plan.forecast import final_sets
 from mage_async.policy.demonstrations import LATE_S, WIN_STAY_RULE, scripted_play
 from mage_async.policy.full_disk import writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
@@ -154,8 +154,7 @@ class Evaluator:
         self._blind = replace(self._stage, config=trial_config.blind())
         self._at_once = config.engine.max_contexts
         """Number of trials that are played concurrently."""
-        self._num_final_sets = num_final_sets(config, episodes)
-        self._is_guided = bool(overriding(config, "evaluation_guidance"))
+        self._final_sets = final_sets(config, episodes)
         """Whether a method gives guidance in evaluations."""
         self.guidance: GuidanceOf = no_guidance
         """The text with which each trial begins."""
@@ -184,16 +183,19 @@ class Evaluator:
         Args:
             report: called after each trial.
         """
-        has_controls = self._stage.config.num_episodes > 1
-        on_end = counted(report, self._num_final_sets * num_trials)
-        play = partial(self.play, num_trials=num_trials, seed=FINAL_SEED, on_end=on_end)
-        sets = {split: await play(split) for split in ("train", "heldout")}
-        if has_controls:
-            sets["heldout_blind"] = await play("heldout", blind=True)
-            sets["heldout_swapped"] = await play("heldout", swap=True)
-        if self._is_guided:
-            self.guidance = no_guidance
-            sets["heldout_unguided"] = await play("heldout")
+        on_end = counted(report, len(self._final_sets) * num_trials)
+        sets = dict[str, Score]()
+        for name in self._final_sets:
+            if name == "heldout_unguided":
+                self.guidance = no_guidance
+            sets[name] = await self.play(
+                "train" if name == "train" else "heldout",
+                num_trials,
+                FINAL_SEED,
+                on_end=on_end,
+                blind=name == "heldout_blind",
+                swap=name == "heldout_swapped",
+            )
         return sets
 
     async def play(
