@@ -8,6 +8,7 @@ a user's own, which may also lie in the current folder. Any exception of a user'
 
 import ast
 import difflib
+import dis
 import importlib
 import inspect
 import os
@@ -17,11 +18,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import blake2s
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from mage_async.errors import ConfigError, MageError, error_text, first_line
@@ -366,3 +368,37 @@ def own_frame(error: BaseException) -> traceback.FrameSummary | None:
     ]
     own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
     return (own or frames)[-1] if frames else None
+
+
+def attribute_names(owners: Iterable[Any], action: str) -> set[str]:
+    """Return the names of attributes that the functions of classes or modules read or set; see
+    `_names_in`.
+    """
+    functions = (each for owner in owners for each in _functions(owner))
+    return {name for each in functions for name in _names_in(each.__code__, action)}
+
+
+def _functions(owner: Any) -> Iterator[Any]:
+    """Yield the functions of a class or module, those of its properties and class methods too."""
+    for value in vars(owner).values():
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, property | cached_property):
+            value = value.fget if isinstance(value, property) else value.func
+        if inspect.isfunction(value) and inspect.isfunction(own := inspect.unwrap(value)):
+            yield own
+
+
+def _names_in(code: CodeType, action: str) -> Iterator[str]:
+    """Yield the names of attributes that code reads ("LOAD") or sets ("STORE"). Texts count as
+    read, because `getattr` takes one, and as set in a function that calls `setattr`.
+    """
+    names = [f"{action}_{kind}" for kind in ("ATTR", "METHOD")]
+    if action == "LOAD" or "setattr" in code.co_names:
+        names.append("LOAD_CONST")
+    for each in dis.get_instructions(code):
+        if each.opname in names and isinstance(each.argval, str):
+            yield each.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):  # a function or comprehension in the function
+            yield from _names_in(inner, action)

@@ -30,7 +30,7 @@ from mage_async.config.tables import (
 )
 from mage_async.environments.tools import has_tools
 from mage_async.errors import ConfigError
-from mage_async.user_modules import Registry
+from mage_async.user_modules import Registry, attribute_names
 
 DEFAULT_ACTORS = 4
 """Number of actors by default, with a tiny policy."""
@@ -166,7 +166,7 @@ CALLS_ON_CORES: Table = {
 FREE_TEXT_ON_CORES: Table = {
     # The bonus of `ON_CORES` is for actions that are restricted to legal ones. Over all tokens of a
     # pretrained model it pays for nonsense: SmolLM2-135M went from 3.0 to 10.1 nats in 13 steps of
-    # a class of free text, and earned nothing from then on.
+    # a class of free text, and earned hardly anything from then on.
     "learner": {"entropy": 0.0, "final_entropy": 0.0},
     # With 8 tokens, 25 of the first 30 answers of that class were cut.
     "transcript": {"max_action_tokens": 24},
@@ -327,32 +327,30 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
 
 def _calls_tools(name: str) -> bool:
     """Return whether the environment of this name is a program, or a user's class with tools."""
-    if name.startswith(PROGRAMS):
-        return True
-    try:
-        return ":" in name and has_tools(OWN_CLASSES.load(name))
-    except ConfigError:  # the environment is loaded later, and the error says what is wrong
-        return False
+    return name.startswith(PROGRAMS) or has_tools(_own_class(name))
 
 
 def _takes_any_text(name: str) -> bool:
-    """Return whether this is the name of a user's class that never restricts its actions: it has no
-    `legal_actions` and no `legal_pattern`, and no method of it names one of them.
+    """Return whether this is the name of a user's class that never restricts its actions: neither
+    the class nor a method of it sets `legal_actions` or `legal_pattern`.
     """
-    try:
-        kind = OWN_CLASSES.load(name) if ":" in name else object
-    except ConfigError:  # the environment is loaded later, and the error says what is wrong
-        return False
+    kind = _own_class(name)
     # A class with `begin` follows the protocol of this package, in which a play lists its actions.
     if hasattr(kind, "begin") or not hasattr(kind, "step"):
         return False
-    names = set[str]()
-    for each in kind.__mro__:
-        names.update(vars(each).get("__annotations__", ()))
-        for attribute, value in vars(each).items():
-            names |= {attribute} if value is not None else set()
-            names.update(getattr(getattr(value, "__code__", None), "co_names", ()))
-    return names.isdisjoint(("legal_actions", "legal_pattern"))
+    found = attribute_names(kind.__mro__, "STORE")
+    return not any(
+        getattr(kind, part, None) is not None or part in found
+        for part in ("legal_actions", "legal_pattern")
+    )
+
+
+def _own_class(name: str) -> type:
+    """Return the user's class of this name; `object` if there is none."""
+    try:
+        return OWN_CLASSES.load(name) if ":" in name else object
+    except ConfigError:  # the environment is loaded later, and the error says what is wrong
+        return object
 
 
 def _is_small(source: Any) -> bool:

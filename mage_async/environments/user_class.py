@@ -7,7 +7,6 @@ attributes, the others as an attribute or a method. Those that change within an 
 """
 
 import difflib
-import dis
 import inspect
 import numbers
 import random
@@ -18,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2s
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -52,7 +50,7 @@ from mage_async.environments.user_calls import (
 )
 from mage_async.errors import CallFault, ConfigError, has_lone_surrogate, in_utf8
 from mage_async.trajectory import Task
-from mage_async.user_modules import place_of
+from mage_async.user_modules import attribute_names, place_of
 
 NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
 """Number of tasks of a class without `members`, which are whole numbers: 0 to 1023 to train on, and
@@ -507,7 +505,7 @@ def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
     module = sys.modules.get(kind.__module__, kind)
     others = [each for each in vars(module).values() if inspect.isclass(each)]
     owners = {*own, *(each for each in others if each.__module__ == kind.__module__)}
-    read, stored = (_names_of((*owners, module), action) for action in ("LOAD", "STORE"))
+    read, stored = (attribute_names((*owners, module), action) for action in ("LOAD", "STORE"))
     known = {*read, *OPTIONAL_PARTS, "reset", "step"}
     for names, parts in ((declared, OPTIONAL_PARTS), (stored - declared, _CHANGING_PARTS)):
         for name in sorted(names - known):
@@ -533,40 +531,6 @@ def _is_missing(part: str, name: str, kind: type, own: Iterable[type]) -> bool:
     # class declares the part, and a subclass the attribute, the subclass may have meant to replace
     # the part.
     return all(name not in vars(each) for each in declaring)
-
-
-def _names_of(owners: Iterable[Any], action: str) -> set[str]:
-    """Return the names of attributes that the functions of classes or modules read or set; see
-    `_names_in`.
-    """
-    functions = (each for owner in owners for each in _functions(owner))
-    return {name for each in functions for name in _names_in(each.__code__, action)}
-
-
-def _functions(owner: Any) -> Iterator[Any]:
-    """Yield the functions of a class or module, those of its properties and class methods too."""
-    for value in vars(owner).values():
-        if isinstance(value, staticmethod | classmethod):
-            value = value.__func__
-        elif isinstance(value, property | cached_property):
-            value = value.fget if isinstance(value, property) else value.func
-        if inspect.isfunction(value) and inspect.isfunction(own := inspect.unwrap(value)):
-            yield own
-
-
-def _names_in(code: CodeType, action: str) -> Iterator[str]:
-    """Yield the names of attributes that code reads ("LOAD") or sets ("STORE"). Texts count as
-    read, because `getattr` takes one, and as set in a function that calls `setattr`.
-    """
-    names = [f"{action}_{kind}" for kind in ("ATTR", "METHOD")]
-    if action == "LOAD" or "setattr" in code.co_names:
-        names.append("LOAD_CONST")
-    for each in dis.get_instructions(code):
-        if each.opname in names and isinstance(each.argval, str):
-            yield each.argval
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):  # a function or comprehension in the function
-            yield from _names_in(inner, action)
 
 
 @dataclass(slots=True)
@@ -756,7 +720,7 @@ class ResetStep(Environment):
         none of its methods sets; `None` if they may change from turn to turn, or if any text is an
         action.
         """
-        stored = _names_of(self.kind.__mro__, "STORE")
+        stored = attribute_names(self.kind.__mro__, "STORE")
         for name in ("legal_pattern", "legal_actions"):
             found = getattr(self.kind, name, None)
             if found is None and name not in stored:
