@@ -187,7 +187,7 @@ class CoroutineThread:
         self._put_at: dict[Hashable, float] = {}
         """When each call was put that the event loop has not begun."""
         self._latest = (0.0, 0.0)
-        """Time at which a call was begun, and the seconds that it had waited: the longest of late."""
+        """Time at which a call was begun, and its seconds of waiting: the longest recent wait."""
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox = Handover(self.loop, self._begin)
 
