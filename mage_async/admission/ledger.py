@@ -83,7 +83,7 @@ class DroppedGroup:
 
     member: str
     num_turns: int
-    """Number of turns that its trials had had, as far as the learner knows."""
+    """Number of turns of its trials until the drop, as far as the learner knows."""
     reason: str
 
 
@@ -216,8 +216,8 @@ class PendingGroup:
         return sum(len(trial.turns) for trial in self.trials if trial is not None)
 
     def num_turns_missing(self) -> int:
-        """Return the number of turns that the trials that have not arrived had had, as far as
-        heartbeats and finished episodes reported.
+        """Return the number of turns so far of the trials that have not arrived, as far as
+        heartbeats and finished episodes reported them.
         """
         kept = sum(len(result.finished.trial.turns) for result in self.episodes.values())
         return max(kept, self.most_turns - self.num_turns())
@@ -492,7 +492,7 @@ class Ledger:
         if is_complete := group.is_complete:
             group.peer = None
             self._assignments.remove(group.grant)
-            self._end_row_of_drops()
+            self._reset_drops_in_a_row()
         return Accepted(is_complete)
 
     def keep(self, result: EpisodeResult) -> None:
@@ -574,7 +574,7 @@ class Ledger:
         groups = list(self._pending.values())
         for group in groups:
             self._drop(group.grant, reason)
-        self._end_row_of_drops()
+        self._reset_drops_in_a_row()
         self._drops.clear()
         return len(groups), sum(len(group.arrived()) for group in groups)
 
@@ -602,8 +602,8 @@ class Ledger:
     def postpone_deadlines(self, seconds: float, latest: float) -> None:
         """Make every deadline later by `seconds`, but not later than `latest`.
 
-        Used after the learner itself stood still for `seconds`, so that it could not hear its
-        peers. A deadline that is later than `latest` already is not changed.
+        Used after the learner itself was blocked for `seconds` and read no messages of its peers.
+        A deadline that is later than `latest` already is not changed.
         """
         for group in self._pending.values():
             group.deadline = min(group.deadline + seconds, max(group.deadline, latest))
@@ -699,7 +699,8 @@ class Ledger:
         return tuple((grant, self._pending[grant].epoch) for grant in grants)
 
     def playing_time(self, grant: int, now: float) -> tuple[float, float]:
-        """Return how long a group that was completed just now was played, and with how many others.
+        """Return for how long a group that has just been completed was played, and how many groups
+        were incomplete in that time.
 
         Returns:
             Seconds since the group was granted, and the mean number of incomplete groups in that
@@ -824,10 +825,11 @@ class Ledger:
         return [group.group() for group in whole] if len(whole) == len(removed) else None
 
     def restart_timers(self, now: float) -> None:
-        """After a replay, measure the playing time of all groups from `now` on, and count drops in
-        a row anew: the cause of those before may have been mended.
+        """After a replay, measure the playing time of all groups from `now` on, and restart the
+        count of drops in a row.
         """
-        self._end_row_of_drops()
+        # The cause of the earlier drops may have been mended before the restart.
+        self._reset_drops_in_a_row()
         for group in self._pending.values():
             group.granted_at = now
             group.num_incomplete_at_grant = max(1, self.num_incomplete())
@@ -881,12 +883,12 @@ class Ledger:
             self._drops.append(DroppedGroup(group.granted.member, turns, reason))
 
     def _drop_of_own(self, grant: int, reason: str) -> Dropped:
-        """Drop a pending group by a decision of the learner's; return the record of the drop."""
+        """Drop a pending group by the ledger's own decision; return the record of the drop."""
         num_turns = self._pending[grant].num_turns_missing()
         self._drop(grant, reason, num_turns)
         return Dropped(grant=grant, reason=reason, num_turns=num_turns)
 
-    def _end_row_of_drops(self) -> None:
+    def _reset_drops_in_a_row(self) -> None:
         """Count the next drop as the first in a row."""
         self._drops_in_a_row, self._last_drop = 0, ""
 

@@ -136,7 +136,7 @@ def take_from_window(state: AdmissionState, size: int) -> list[int]:
     """Return the B oldest complete groups, if they overtake fewer than `size` older groups;
     otherwise none.
     """
-    return _oldest_complete(state, lambda _, num_left: num_left < size)
+    return _oldest_complete(state, lambda _, num_overtaken: num_overtaken < size)
 
 
 def take_overtaking(state: AdmissionState) -> list[int]:
@@ -159,10 +159,10 @@ def take_overtaking(state: AdmissionState) -> list[int]:
     fewer. For d = n the batch overtakes no group: no group is trained after it is due.
     """
 
-    def may_wait(group: "PendingGroup", num_left: int) -> bool:
+    def may_wait(group: "PendingGroup", num_overtaken: int) -> bool:
         # Batches after the next one that may still train this group.
         batches_left = group.version + state.max_staleness - state.next_version()
-        return num_left <= batches_left * state.groups_per_step
+        return num_overtaken <= batches_left * state.groups_per_step
 
     return _oldest_complete(state, may_wait)
 
@@ -178,15 +178,15 @@ def _oldest_complete(
             itself included.
     """
     batch: list[int] = []
-    num_left = 0
+    num_overtaken = 0
     for group in state.pending:
         if len(batch) == state.groups_per_step:
             break
         if group.is_complete:
             batch.append(group.grant)
             continue
-        num_left += 1
-        if not may_wait(group, num_left):
+        num_overtaken += 1
+        if not may_wait(group, num_overtaken):
             break
     return batch if len(batch) == state.groups_per_step else []
 
