@@ -10,8 +10,8 @@ is paid from there on. Remarks, such as a reflection, are paid nothing:
 `mage_async/credit/turn_table.py` gives each the return of the next action, undiscounted.
 
 Returns of later episodes are discounted in one of two forms. *Chained* (the code of LaMer and
-MAGE): the last turn of an episode adds g G[k+1,0], of which an earlier turn t, through its own
-discount, has d^(n[k]-1-t) g G[k+1,0].
+MAGE): the last turn of an episode adds g G[k+1,0], which the discount per turn reduces to
+d^(n[k]-1-t) g G[k+1,0] at an earlier turn t.
 *Added* (LaMer's paper): every turn of an episode adds g G[k+1,0], however far it is from the
 episode's end.
 """
@@ -19,7 +19,7 @@ episode's end.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from math import fsum, isfinite
 from numbers import Real
 from typing import ClassVar
@@ -141,16 +141,15 @@ class Differential(AcrossEpisodes, tag="differential"):
 
     def paid(self, rewards: Rewards) -> Rewards:
         """Pay the last turn of each episode its gain."""
-        # Each total is paired with the total before it, so one value more is on the left.
         totals = [fsum(episode) for episode in rewards]
-        gains = [after - before for before, after in zip([0.0, *totals], totals, strict=False)]
+        gains = [after - before for before, after in pairwise([0.0, *totals])]
         pairs = zip(rewards, gains, strict=True)
         return [[0.0] * (len(episode) - 1) + [gain] for episode, gain in pairs]
 
 
 class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
-    """Keep the objective of "differential", but pay rewards at the turns that earned them: less
-    noise.
+    """Keep the objective of "differential", with less noise: pay rewards at the turns that earned
+    them.
     """
 
     # `differential` subtracts R[k] from what episode k+1 is paid, discounted once more by g. Here

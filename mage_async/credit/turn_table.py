@@ -191,12 +191,12 @@ def _credited(
             scores[turn.episode] += paid
     bonuses_to_go = _bonus_to_go(trial, bonus, credit.turn_discount)
     returns: list[float] = []
-    own = bonus_to_go = 0.0  # of the next act
+    act_return = bonus_to_go = 0.0  # of the next act
     for turn in reversed(trial.turns):
         if turn.kind is Kind.ACT:
-            own, bonus_to_go = values.pop(), bonuses_to_go.pop()
+            act_return, bonus_to_go = values.pop(), bonuses_to_go.pop()
         factor = share if trial.is_before_last(turn.episode) else 1.0
-        returns.append(own * factor + bonus_to_go)
+        returns.append(act_return * factor + bonus_to_go)
     own_scores = [scores[turn.episode] if turn.kind is Kind.ACT else 0.0 for turn in trial.turns]
     return returns[::-1], own_scores
 
