@@ -1,8 +1,8 @@
 """Read the architecture of a model from its HuggingFace `config.json`.
 
-transformers, whose import takes seconds per process, is not needed. A setting that the embedded
-engine does not implement is refused, because a model with a wrong rotation or without its sliding
-window would be wrong silently.
+transformers is not imported, because its import takes seconds per process. A setting that the
+embedded engine does not implement is refused: a model with a wrong rotation, or without its sliding
+window, would compute wrong log-probs without an error.
 
 The families are Llama's relatives. They differ in where a layer normalises (before attention and
 MLP, after them, or both), in the activation of the MLP, and in what a token of a layer sees.
@@ -27,11 +27,11 @@ ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
         "original_max_position_embeddings",
     ),
 }
-"""Values of `rope_type`, with the keys that each needs, in the order of the fields of `Rotation`;
-`linear` interpolates all positions, `llama3` only dimensions that turn slowly."""
+"""Values of `rope_type`, with the keys that each needs, in the order of the fields of `Rotation`.
+`linear` interpolates the positions of all dimensions, `llama3` only of those that turn slowly."""
 GEMMA = ("gemma", "gemma3_text")
-"""Values of `model_type` of Gemma's families, which scale embeddings, and whose norms multiply by 1
-+ weight."""
+"""Values of `model_type` of Gemma's families: they scale embeddings, and their norms multiply by
+`1 + weight`."""
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 """Activation of an MLP's gate, by transformers' name."""
 NORMS_BEFORE = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -96,7 +96,7 @@ class LayerKind:
     """Describe what the attention of a layer sees."""
 
     rotation: Rotation | None
-    """Rotary embedding of positions; None: queries and keys do not know their positions."""
+    """Rotary position embedding; None: queries and keys are not rotated."""
     window: int = 0
     """Number of tokens that a token sees, itself and those before it; 0: all."""
 
@@ -255,16 +255,16 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
     for key, value in config.items():
         least = LEAST_VALUES.get(key)
         if least is not None:
-            wanted = f"a whole number of at least {least}"
+            expected = f"a whole number of at least {least}"
             is_right = isinstance(value, int) and value >= least
         elif key in ("rope_scaling", "rope_parameters"):
-            wanted, is_right = "a table", isinstance(value, dict)
+            expected, is_right = "a table", isinstance(value, dict)
         elif key in ("layer_types", "no_rope_layers"):
-            wanted, is_right = "a list", isinstance(value, list)
+            expected, is_right = "a list", isinstance(value, list)
         else:
             continue
         if not is_right:
-            raise PolicyError(f"{file}: {key} must be {wanted}, got {value!r}: correct it")
+            raise PolicyError(f"{file}: {key} must be {expected}, got {value!r}: correct it")
 
 
 def layer_kinds(file: Path, config: dict[str, Any]) -> tuple[LayerKind, ...]:
@@ -279,8 +279,8 @@ def layer_kinds(file: Path, config: dict[str, Any]) -> tuple[LayerKind, ...]:
     if kind == "gemma3_text":
         return tuple(LayerKind(_gemma3_rotation(file, config, each), each) for each in windows)
     rotation = read_rotation(file, config)
-    # In smollm3, each layer whose number from 1 is a multiple of the interval has no rotation. In
-    # other families each layer rotates: no layer's number is a multiple of `count + 1`.
+    # In smollm3, each layer whose number, counted from 1, is a multiple of the interval has no
+    # rotation. In other families every layer rotates: no number is a multiple of `count + 1`.
     interval = config.get("no_rope_layer_interval", 4) if kind == "smollm3" else count + 1
     has_rotation = [(number + 1) % interval != 0 for number in range(count)]
     if kind == "smollm3" and "no_rope_layers" in config:
@@ -295,7 +295,7 @@ def layer_kinds(file: Path, config: dict[str, Any]) -> tuple[LayerKind, ...]:
 
 
 def _check_count(file: Path, key: str, values: Sequence[object], count: int) -> None:
-    """Raise a `PolicyError` if a list of the configuration has not one value for each layer."""
+    """Raise a `PolicyError` unless a list of the configuration has one value for each layer."""
     if len(values) != count:
         raise PolicyError(
             f"{file}: {key} has {len(values)} values, and num_hidden_layers is {count}: it must "

@@ -2,7 +2,7 @@
 
 The value of a float32 sum depends on the order of its terms, and a matrix product chooses the order
 by the shape of the whole batch. The last bits of a log-prob therefore depend on the rest of the
-batch, which matters only if a run is to be repeated bit by bit.
+batch. That matters only if a run has to be repeated bit by bit.
 
 `BFloat16` multiplies by the layers' matrices in bfloat16, at twice the speed or more on a processor
 with AVX512-BF16 or AMX. The LM head stays in float32, because the spacing of bfloat16 at a logit of
@@ -40,8 +40,8 @@ EXPONENT = 0x7FF0_0000_0000_0000
 
 
 class Arithmetic:
-    """Compute the operations of a forward whose bits may depend on the batch; here by torch in
-    float32.
+    """Compute those operations of a forward pass whose bits may depend on the batch. This class
+    uses torch in float32; its subclasses override it.
     """
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -110,8 +110,8 @@ class Arithmetic:
 
 
 class BFloat16(Arithmetic):
-    """Multiply by the layers' matrices in bfloat16, and apply the activation in it. The outputs of
-    the products, and all other operations, are float32.
+    """Multiply by the layers' matrices, and apply the activation, in bfloat16. The outputs of the
+    products, and all other operations, are float32.
     """
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -193,9 +193,9 @@ class Exact(Arithmetic):
     ) -> torch.Tensor:
         """Attend: [B, N, n, H].
 
-        Each value vector is divided by a power of two of its own, and its weight is multiplied by
-        it. All values then have the same scale, and a weight is rounded in proportion to its
-        effect.
+        Each value vector is divided by its own power of two, and its attention weight is multiplied
+        by that power. All values then have the same scale, and a weight is rounded in proportion to
+        its effect.
         """
         head_dim, kv_heads = queries.shape[3], keys.shape[1]
         grouped = _rounded(queries, head_dim).unflatten(1, (kv_heads, -1)).flatten(2, 3)

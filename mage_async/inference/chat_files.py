@@ -34,8 +34,8 @@ CHAT_FILES = (
 """Names of the files of a tokenizer and its chat template in a model directory."""
 DATE = datetime(2024, 7, 26)
 """Date that every template reads as today's (SmolLM3's writes it into the system message). With the
-clock's, a run resumed after midnight, a replay or a later evaluation would have other prompts than
-before. Llama 3's templates have this date where there is no clock.
+date of the clock, a run resumed after midnight, a replay or a later evaluation would get other
+prompts than before. Llama 3's templates use this date if no clock is available.
 """
 
 
@@ -84,9 +84,9 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 
 def _without_prefix(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer of a text that follows other text: it adds no space before the text, as
-    those of Llama 2 and Mistral do, and removes none when it decodes. A tokenizer that adds none is
-    returned itself.
+    """Return a tokenizer for text that follows other text: it adds no space before the text, which
+    the tokenizers of Llama 2 and Mistral do, and removes none when it decodes. A tokenizer that
+    adds no space is returned itself.
     """
     whole = json.loads(tokenizer.to_str())
     changed = whole | {
@@ -190,14 +190,14 @@ def _template(directory: Path, settings: dict[str, Any]) -> str:
 class _GenerationBlock(Extension):
     """Render `{% generation %}` ... `{% endgeneration %}` as the text inside.
 
-    Templates such as SmolLM3's mark with it what the assistant wrote.
+    Templates such as SmolLM3's mark the assistant's text with such a block.
     """
 
     # jinja2 declares `tags` as a variable of instances.
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return the node of a block, whose variables end with it as in transformers."""
+        """Return the node of a block; as in transformers, variables set in it end with it."""
         line = next(parser.stream).lineno
         inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(inside, lineno=line)

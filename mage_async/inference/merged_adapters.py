@@ -62,7 +62,7 @@ class BaseWeights:
 
     @cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors by name; the files are read when the first adapters come."""
+        """All tensors by name; the files are read when the first adapters arrive."""
         return {
             name: tensor
             for name, tensor in read_tensors(self._directory)

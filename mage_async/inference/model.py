@@ -1,13 +1,13 @@
-"""Compute the forward pass ("forward") of a decoder of Llama's family or a relative: new tokens of
-several sequences in, next-token logits out.
+"""Compute the forward pass ("forward") of a decoder of the Llama family or a related one: it takes
+new tokens of several sequences, and returns next-token logits.
 
 A *slot* of the KV cache holds the keys and values of one sequence. A *row* is the new tokens of one
 sequence in one forward. The rows are *packed*: their tokens follow each other without padding. All
-matrix products see packed tokens. Only attention needs rectangles: a *bucket* is a set of rows of
+matrix products take packed tokens. Only attention needs rectangles: a *bucket* is a set of rows of
 similar length, padded to the widest. A `Plan` collects the rows of the next forward.
 
 The KV cache is one tensor per layer, `[slots, 2, K, positions, H]`, so that the keys of a head in
-one sequence are one block of memory. In the last layer, only tokens whose logits are wanted are
+one sequence are one block of memory. In the last layer, only tokens whose logits are returned are
 computed beyond their keys and values.
 
 A policy may have two *roles*, such as a planner and an executor, with matrices of their own. A
@@ -17,7 +17,7 @@ Several policies may share a forward (`forward_together`), if their weights diff
 Each has a `Model` with a KV cache of its own. The tokens of all policies with the same matrices are
 multiplied by these at once; then the products of each policy's own adapters are added.
 
-Shapes: `R` rows, `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden,
+Shapes: `R` rows, `T` packed tokens, `W` rows whose logits are returned, `V` vocabulary, `D` hidden,
 `N` heads, `K` key-value heads, `H` head size, `I` inputs and `O` outputs of a matrix; of a bucket
 `B` lines, `n` tokens in the widest, `L` tokens in the longest sequence.
 """
@@ -125,8 +125,8 @@ SMALL_PADDING = 512
 too.
 """
 MAX_SPAN_RATIO = 1.25
-"""Largest ratio of the range of slots, from the first to the last, to the number of rows at which
-slots are read in place: attention for slots that compute nothing costs time too.
+"""Slots are read in place up to this ratio of their range, from the first slot to the last, to the
+number of rows: attention for the unused slots in between costs time too.
 """
 
 
@@ -227,7 +227,7 @@ def _joined_ranges(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyLayer:
-    """Hold one layer of one policy: multiply each token by the matrices of the token's role."""
+    """Hold one layer of one policy, which multiplies each token by the matrices of its role."""
 
     roles: tuple[tuple[Layer, torch.Tensor | None], ...]
     """For each role: its matrices, and the indices of its tokens, int64; None for all tokens."""
@@ -257,7 +257,8 @@ class PolicyLayer:
         return out
 
     def adapt(self, rows: torch.Tensor, name: str, out: torch.Tensor) -> None:
-        """Add what the adapters of the matrix `name` give for `rows`, [T, I], to `out`, in place.
+        """Add the products of `rows`, [T, I], with the adapters of the matrix `name` to `out`, in
+        place.
 
         Args:
             out: [T, O]: products of the rows with the matrix itself.
@@ -276,7 +277,7 @@ class JointLayer:
 
     layers: Sequence[PolicyLayer]
     sizes: list[int]
-    """Number of tokens of each policy; its tokens follow those of the policy before."""
+    """Number of tokens of each policy; the policies' tokens follow each other in this order."""
     kind: LayerKind
 
     @property
@@ -319,7 +320,7 @@ class PolicyForward:
     """Ids of the tokens whose logits are returned, int64 [U]; None for all."""
 
     def ends(self) -> np.ndarray:
-        """Return the indices of the tokens whose logits are wanted: int64 [W]."""
+        """Return the indices of the tokens whose logits are returned: int64 [W]."""
         ends: np.ndarray = (np.cumsum(self.rows.counts) - 1)[self.logit_rows]
         return ends
 
@@ -589,37 +590,37 @@ def forward_together(policies: Sequence[PolicyForward]) -> list[torch.Tensor]:
         qkv = store(layer, number)
         reads = list(zip(caches[number], bucket_lists, strict=True))
         hidden = model._block(layer, reads, hidden, qkv)
-    # Later forwards need the last layer's keys and values of all tokens, but nothing reads the rest
-    # of that layer, except for the tokens whose logits are returned.
+    # Later forwards need the last layer's keys and values of all tokens. The rest of that layer is
+    # needed only for the tokens whose logits are returned.
     qkv = store(last_layer, -1)
     ends = [each.ends() for each in policies]
-    wanted = [len(each) for each in ends]
-    if not any(wanted):
+    num_logits = [len(each) for each in ends]
+    if not any(num_logits):
         return [hidden.new_zeros(0, model.architecture.vocabulary)] * count
     begins = np.cumsum([0, *sizes[:-1]])
     last = torch.from_numpy(np.concatenate([b + own for b, own in zip(begins, ends, strict=True)]))
     hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
     bucket_lists = [
         buckets(each.rows.take(each.logit_rows).last_tokens(), {kinds[-1].window}) if num else []
-        for each, num in zip(policies, wanted, strict=True)
+        for each, num in zip(policies, num_logits, strict=True)
     ]
-    # Made again, because only some of the tokens remain, and so perhaps only one role.
+    # The layer is built again for the tokens that remain, which may all have the same role.
     last_layer = JointLayer(
         tuple(
             each.model._layers(each.tokens[own])[-1]
             for each, own in zip(policies, ends, strict=True)
         ),
-        wanted,
+        num_logits,
         kinds[-1],
     )
     reads = list(zip(caches[-1], bucket_lists, strict=True))
     hidden = model._block(last_layer, reads, hidden, qkv)
     head = model.weights.head
     if all(each.columns is None for each in policies):
-        return list(model._logits(hidden, head).split(wanted))
+        return list(model._logits(hidden, head).split(num_logits))
     return [
         model._logits(own, head if each.columns is None else head[torch.from_numpy(each.columns)])
-        for each, own in zip(policies, hidden.split(wanted), strict=True)
+        for each, own in zip(policies, hidden.split(num_logits), strict=True)
     ]
 
 

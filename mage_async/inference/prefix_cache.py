@@ -2,7 +2,7 @@
 can reuse.
 
 A KV slot has room for the keys and values of one sequence, which `Prompt.context` names. A released
-slot keeps its contents: until it is needed, other sequences can copy a prefix from it. A prefix is
+slot keeps its contents: until another sequence gets it, a prefix can be copied from it. A prefix is
 copied only if the present weights computed it, so a new sequence never begins with stale keys and
 values. Only the table is here; `model.py` holds the tensors.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Opened(NamedTuple):
-    """Report the slot that a prompt got, and how many of its tokens are computed already."""
+    """Report the slot that a prompt got, and how many of its tokens have keys and values."""
 
     slot: int
     source: int
@@ -32,7 +32,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Hold the data that statistics need about a sequence that lost its slot."""
+    """Describe a sequence that lost its slot, for statistics of repeated computation."""
 
     num_known: int
     """Number of its tokens."""
@@ -51,8 +51,8 @@ class PrefixCache:
         if it has two (`Prompt.role_changes`), as `~token`.
         """
         self.makers = np.zeros((slots, max_tokens), np.int32)
-        """For each position, the index into `versions` of the weights that computed the key and
-        value: int32 [slots, positions].
+        """For each position, which weights computed its key and value, as an index into `versions`:
+        int32 [slots, positions].
         """
         self.num_known = [0] * slots
         """Number of tokens of each slot's sequence."""
@@ -209,7 +209,7 @@ class PrefixCache:
         first, last = self.makers[slot, 0], self.makers[slot, start - 1]
         if first == last:  # the index never decreases along a slot
             return int(self.versions[first])
-        # Not always the first one: an older version may be loaded after a newer one.
+        # The first load need not have the oldest version: an older version may be loaded later.
         return min(int(self.versions[maker]) for maker in np.unique(self.makers[slot, :start]))
 
     def _num_fresh(self, slot: int, length: int) -> int:

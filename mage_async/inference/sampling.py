@@ -109,14 +109,14 @@ def _draw_restricted(
     for length in np.unique(lengths[is_restricted]) if is_exact else (lengths.max(),):
         rows = np.flatnonzero(lengths == length if is_exact else is_restricted)
         # Each row of `columns` holds the allowed tokens, and then padding.
-        is_there = np.arange(length) < lengths[rows, None]
-        columns = np.zeros(is_there.shape, np.int64)
+        is_token = np.arange(length) < lengths[rows, None]
+        columns = np.zeros(is_token.shape, np.int64)
         sets = (allowed[row] for row in rows.tolist())
-        columns[is_there] = np.concatenate([each for each in sets if each is not None])
+        columns[is_token] = np.concatenate([each for each in sets if each is not None])
         values = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows)]
         values = values.gather(1, torch.from_numpy(columns))
-        if not is_there.all():
-            values.masked_fill_(torch.from_numpy(~is_there), -torch.inf)
+        if not is_token.all():
+            values.masked_fill_(torch.from_numpy(~is_token), -torch.inf)
         indices, logprobs[rows] = draw(values, parameters.rows(rows), uniform[rows], arithmetic)
         tokens[rows] = columns[np.arange(len(rows)), indices]
     return tokens, logprobs

@@ -46,8 +46,8 @@ class Statistics:
     """
 
     num_completions: int = 0
-    """Number of completions, those of a single legal action included; the fields below leave these
-    out, because nothing is computed for them.
+    """Number of completions. Those with a single legal action are counted here, but not in the
+    fields below, because nothing is computed for them.
     """
     num_prompt_tokens: int = 0
     num_reused_tokens: int = 0
@@ -188,8 +188,8 @@ class Scheduler:
         # this forward computes only a part does not.
         known = np.array([self._cache.num_known[slot] for slot in rows.slots.tolist()])
         logit_rows = np.flatnonzero(rows.starts + rows.counts == known)
-        drawing = rows.slots[logit_rows].tolist()
-        allowed = [self._running[slot].allowed for slot in drawing]
+        sampling_slots = rows.slots[logit_rows].tolist()
+        allowed = [self._running[slot].allowed for slot in sampling_slots]
         columns = _columns(allowed, self.model.architecture.vocabulary)
         return PolicyForward(self.model, tokens, rows, plan.copies, logit_rows, columns)
 
@@ -364,7 +364,7 @@ class Scheduler:
         return "length" if place + 1 == running.max_length else None
 
     def _append_forced(self, running: Running, slot: int) -> None:
-        """Append the tokens that a restricted completion goes on with without a choice."""
+        """Append the tokens that follow in a restricted completion without a choice."""
         trie = running.prompt.restriction
         if trie is None:
             return
@@ -471,7 +471,7 @@ def play_trials(
     engine: Scheduler,
     past_policies: Mapping[int, Scheduler] | None = None,
 ) -> list[Trial]:
-    """Play trials to their ends in this process, as many concurrently as the engine has KV slots.
+    """Play trials to their end in this process, as many at a time as the engine has KV slots.
 
     Args:
         past_policies: Engines of the past policies in the opponents' seats, by version.
