@@ -71,19 +71,20 @@ class ClusterFacts:
     silent: Sequence[tuple[str, str]] = ()
     """Name and reason of each node that did not answer."""
     unopened: str = ""
-    """Why the own node could not listen at the learner's address; empty if it could."""
+    """Why the node that starts the run could not listen at the learner's address; empty if it
+    could."""
 
 
 def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
     """Return one sentence per fault, with a remedy; faults of the whole cluster come first."""
     found = [
-        f"the run reserves {wanted} {kind} and the cluster has {has:g}: add nodes, start fewer "
+        f"the run reserves {reserved} {kind} and the cluster has {has:g}: add nodes, start fewer "
         f"--actors, or start nodes with a larger --num-{kind.lower()}s"
-        for wanted, has, kind in (
+        for reserved, has, kind in (
             (needs.cores, facts.cores, "CPU"),
             (needs.gpus, facts.gpus, "GPU"),
         )
-        if wanted > has
+        if reserved > has
     ]
     found += [
         f"node {name} did not answer ({why}): install the same mage_async there, or start the node "
@@ -107,11 +108,11 @@ def _node_faults(node: NodeFacts, here: NodeFacts, needs: Needs) -> Iterator[str
             f"its clock is {abs(node.clock_s):.1f} s {'ahead' if node.clock_s > 0 else 'behind'}: "
             "set it by NTP (`chronyc makestep`), or the times in the run's files will disagree"
         )
-    wanted = max(FREE_BYTES_AT_LEAST, WEIGHT_COPIES * needs.model_bytes)
-    if node.free_bytes < wanted:
+    needed_bytes = max(FREE_BYTES_AT_LEAST, WEIGHT_COPIES * needs.model_bytes)
+    if node.free_bytes < needed_bytes:
         yield (
             f"{node.free_bytes / GB:.1f} GB are free for temporary files, and the policy with its "
-            f"newest weights may take {wanted / GB:.1f}: make room, or set TMPDIR before "
+            f"newest weights may take {needed_bytes / GB:.1f}: make room, or set TMPDIR before "
             "`ray start`"
         )
     if node.gpus < node.announced_gpus:

@@ -40,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True):
     found: int
     """Step after which the signature was certain."""
     evidence: str
-    """The figures, as a clause without a full stop."""
+    """The measured values that show it, as a clause without a full stop."""
     remedy: str
     """What to do, as a sentence that names a key."""
     subject: str = ""
@@ -70,11 +70,11 @@ class Sighting(NamedTuple):
 
 
 MAX_STEPS = 100
-"""Number of steps that a history keeps. All are looked at for the noise of the return; other
-signatures look at 20 at most, but some metrics are not recorded in every step.
+"""Number of steps that a history keeps: the noise of the return is estimated from all of them.
+Other signatures read at most 20 steps with a metric, which not every step records.
 """
 FIRST_STEPS = 5
-"""Number of first steps whose mean entropy is the level that a run began with."""
+"""Number of first steps whose mean entropy counts as the entropy at the start of a run."""
 LOWEST_OVER = {"entropy": 3, "invalid_action_share": 4}
 """Metrics whose lowest value so far is remembered, each with the number of steps over which it is
 averaged, because a single step may be low by chance."""
@@ -213,7 +213,7 @@ by chance.
 
 
 def no_variance(run: History) -> Sightings:
-    """Trials of a group earn the same, so their advantages are 0, and they could earn more."""
+    """Trials of a group earn the same, so their advantages are 0, although they could earn more."""
     share = run.record["zero_advantage_share"]
     if share > NO_VARIANCE and not run.is_solved():
         steps = run.recent("return_by_episode", MAX_STEPS)
@@ -243,8 +243,8 @@ MOST_MASKED = 0.5
 
 
 def off_policy(run: History) -> Sightings:
-    """The policy is so far from the behaviour policy that importance weights or masks leave few
-    tokens.
+    """The policy is so far from the behaviour policy that importance weights or the correction's
+    mask leave few tokens effective.
     """
     effective, masked = run.record.get("effective_share", 1.0), run.record.get("masked_share", 0.0)
     if effective < FEW_EFFECTIVE or masked > MOST_MASKED:
@@ -273,8 +273,9 @@ def engine_mismatch(run: History) -> Sightings:
     ages = (age for age in range(OLDEST_AGE + 1) if f"k3_mean_age_{age}" in run.record)
     youngest = next(ages, 0)
     k3 = run.record.get(f"k3_mean_age_{youngest}", 0.0)
-    # The policy itself moves away from that of older tokens, as under a lag: a KL divergence grows
-    # with the square of a distance.
+    # If even the youngest tokens are old, as under `admission.lag`, the policy has really moved
+    # since they were sampled: the threshold grows as a KL divergence does, with the square of the
+    # distance.
     if gap > MISMATCH or k3 > YOUNG_K3 * max(1, youngest) ** 2:
         equal = f"{gap:.2g} nats at equal version, and " if gap else ""
         yield Sighting(
@@ -284,8 +285,8 @@ def engine_mismatch(run: History) -> Sightings:
 
 
 STALE_SHARE = 0.01
-"""Largest share of all tokens that one actor may play with weights older than the bound. Under the
-rule `slots` an actor that loads new weights as it should plays none.
+"""Largest share of all tokens that one actor may sample with weights older than the bound. Under
+the rule `slots`, an actor that loads new weights in time samples no such token.
 """
 MAIN_SHARE = 0.6
 """Share of the tokens over the bound above which one actor is the cause. Below it, the cause is the
@@ -317,8 +318,8 @@ in a thousand is not the most likely one.
 """
 TRIAL_ENTROPY = 0.25
 """Mean entropy in nats of all sampled tokens of a trial together, below which exploration has ended
-in trials of few tokens: of groups of eight trials, seven in ten are eight times the same. The
-lowest of a run that went on learning was 0.49.
+in trials of few tokens: in seven of ten groups of eight trials, all eight trials are the same. The
+lowest value of a run that went on learning was 0.49.
 """
 
 
@@ -331,7 +332,7 @@ def entropy_collapse(run: History) -> Sightings:
     lowest = max(NO_ENTROPY, COLLAPSED_SHARE * level, tokens and TRIAL_ENTROPY / tokens)
     if is_known and mean < lowest and not run.is_solved() and not run.is_rising():
         whole = f" ({mean * tokens:.2g} in the {tokens:.0f} of a trial)" if tokens else ""
-        # A later bonus hardly raises an entropy that was low when RL began.
+        # An entropy bonus in the same run hardly raises an entropy that was low when RL began.
         was_low = run.config.warm_start is not None and level * tokens < 2 * TRIAL_ENTROPY
         yield Sighting(
             f"entropy is {mean:.3g} nats a token{whole}, at first {level:.3g}; the last episode's "
@@ -363,8 +364,8 @@ def entropy_runaway(run: History) -> Sightings:
     is_taught = run.mean("zero_advantage_share", LOWEST_OVER["entropy"]) <= NO_VARIANCE
     if not is_taught or mean <= max(RUNAWAY_TIMES * low, low + RUNAWAY_NATS):
         return
-    # Batches of few trials have entropies that differ by chance. The noise is that since the lowest
-    # mean, because the fall to it may have been steep.
+    # Batches of few trials have entropies that differ by chance. This noise is measured from the
+    # lowest mean on, because the steps before it may have fallen steeply.
     width = LOWEST_OVER["entropy"]
     known = [each["entropy"] for each in run.recent("entropy", MAX_STEPS)]
     means = [_mean(known[start : start + width]) for start in range(len(known) - width + 1)]
@@ -474,11 +475,12 @@ def return_collapse(run: History) -> Sightings:
         return
     best, now = run.best[0], last_return(steps)
     least = FALL_SPAN * run.span() if run.bounds else 0.0
-    # First what is cheap: a long run has many steps.
+    # This cheap test comes before the noise is estimated: the function runs after every step.
     if best - now <= max(FALL_SHARE * (best - run.first_return), least):
         return
     returns = [each["return_by_episode"][-1] for each in run.recent("return_by_episode", MAX_STEPS)]
-    # The noise of the present steps may be larger: the policy may have been certain before.
+    # The newest steps may be noisier than those before them, in which the policy may have been
+    # certain of its actions.
     error = max(noise(returns), statistics.stdev(returns[-FALL_STEPS:])) * math.sqrt(2 / FALL_STEPS)
     if best - now > FALL_ERRORS * error:
         is_now, was_best = texts(now, best)
@@ -699,17 +701,18 @@ def swap_harmless(config: Config, evaluation: Record) -> Sightings:
 
 NARROW = 0.18
 """Largest half-width of a difference of returns by which a control without a loss is reported, as a
-share of the span of returns; without bounds, of the larger return. That of two sets of 64 trials
-that win half of the time, 0.178, is smaller.
+share of the span of returns; without bounds, of the larger return. Two sets of 64 trials that win
+half of the time have a half-width of 0.178, which is within it.
 """
 
 
 def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
-    """Yield a sighting if no loss is shown of the last episode in a control set, against the
+    """Yield a sighting if the last episode loses no return in a control set, compared with the
     held-out set.
 
-    A difference counts if it exceeds its 95 % half-width. Where that is wide, nothing is shown.
-    Training tasks that earn more than held-out ones are the cause that is named.
+    A loss counts if it exceeds its 95 % half-width. If that half-width is above `NARROW`, nothing
+    is concluded.
+    If training tasks earn more than held-out ones, the sighting names that as the cause.
     """
     sets = evaluation["sets"]
     heldout, other = sets.get("heldout"), sets.get(control)
@@ -776,8 +779,8 @@ UNTAUGHT = ("no_variance", "rare_rewards")
 """Signatures of a policy with hardly any training signal."""
 FOLLOW_FROM_UNTAUGHT = {"memory_unused", "swap_harmless"}
 """Signatures of evaluations that are not reported while one of `UNTAUGHT` shows: such a policy
-cannot have learned to use its memory. `Doctor.conclude` asks this of the last step alone, whichever
-step an evaluation belongs to."""
+cannot have learned to use its memory. `Doctor.conclude` tests `UNTAUGHT` at the last step alone,
+whichever step an evaluation belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -789,7 +792,7 @@ class Signature:
     in_step: Callable[[History], Sightings] | None = None
     """Function that looks at the newest step of a run."""
     steps_in_a_row: int = 3
-    """Number of steps in a row that must show the signature, because one alone may be chance."""
+    """Number of steps in a row that must show the signature, because a single one may be chance."""
     needs: str = "step"
     """Metric without which a step is skipped; every step has its number."""
     in_evaluation: Callable[[Config, Record], Sightings] | None = None
