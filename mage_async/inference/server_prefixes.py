@@ -78,7 +78,7 @@ class ServerPrefixes:
         return known.kv_version
 
     def discard_kv(self, version: int) -> None:
-        """Record that the server died and lost its cache; `version` computes what comes next."""
+        """Record that the server died and lost its cache; `version` computes all later keys."""
         for known in self._sequences.values():
             known.kv_version = version
 
@@ -118,15 +118,15 @@ class Piece:
     num_cached: int
     """Number of tokens of the request that the server found in its cache."""
     is_aborted: bool = False
-    """Whether the server aborted the request, which may then have fewer tokens than it could."""
+    """Whether the server aborted the request, which may then have fewer tokens than its budget."""
 
 
 class TurnRequests:
     """Make the requests of one turn, from its prompt to its completion.
 
     A turn needs more than one request if weights were loaded in between (the server then aborts the
-    request and returns the tokens sampled so far), or if the server stopped at a token at which the
-    prompt does not stop. The tokens so far become part of the next request's prompt.
+    request and returns the tokens sampled so far), or if the server stopped at a token that is no
+    stop token of the prompt. The tokens so far become part of the next request's prompt.
 
     A restricted turn needs a request for each token that it samples, because only the first token
     of a request has a set of allowed tokens: if requests overlap, the server does not know the

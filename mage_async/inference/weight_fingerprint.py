@@ -3,11 +3,11 @@ learner published.
 
 The learner writes a fingerprint with the weights of a version, and an engine computes another from
 the weights that it has loaded. A fingerprint has three parts. Sums of the bytes (`tensor_digest`,
-or `sample_digest` for most versions) reveal bytes that changed on their way. Row checksums, one
-number for one row of each tensor, also reveal faults before the bytes were written, such as
-adapters that were not merged. Probe log-probs, of fixed probe tokens, also reveal faults after the
-bytes were read, such as a matrix in another's place. A version is *scored* if its fingerprint has
-probe log-probs.
+or `sample_digest` for most versions) reveal bytes that changed between learner and engine. Row
+checksums, one number for one row of each tensor, also reveal faults before the bytes were written,
+such as adapters that were not merged. Probe log-probs, of fixed probe tokens, also reveal faults
+after the bytes were read, such as a matrix in another's place. A version is *scored* if its
+fingerprint has probe log-probs.
 
 If only the adapters of a policy are published, the fingerprint names their base, the frozen
 weights, by its digest. All bytes of adapters are summed, in every version, and row checksums are of
@@ -164,10 +164,12 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
     if published.version != loaded.version:
         return f"they are weights of version {published.version}"
     if published.base != loaded.base:
-        wanted, own = (each.base.digest if each.base else "none" for each in (published, loaded))
+        learners, engines = (
+            each.base.digest if each.base else "none" for each in (published, loaded)
+        )
         return (
-            f"they are adapters of a base with the digest {wanted}, and that of the engine's model "
-            f"directory is {own}: give the engine the folder `policy` of the run"
+            f"they are adapters of a base with the digest {learners}, and that of the engine's "
+            f"model directory is {engines}: give the engine the folder `policy` of the run"
         )
     if name := _first_difference(
         published.tensors, loaded.tensors, lambda _, one, other: one != other
@@ -200,8 +202,11 @@ def _first_difference(
 
 def _are_apart(tolerance: float, name: str, one: float | None, other: float | None) -> bool:
     """Return whether two row checksums differ by more than is allowed, or only one is None."""
+    if one is None or other is None:
+        return one is not other
+    # Adapters are published and loaded as they are; merging rounds only the weights.
     bound = COPIED_ROW_TOLERANCE if name.endswith((DOWN, UP)) else tolerance
-    return one is not other if one is None or other is None else abs(one - other) > bound
+    return abs(one - other) > bound
 
 
 # Row checksums: each version has one number for each tensor, computed from one row of the tensor,
