@@ -1,7 +1,7 @@
 """Build the objects that a configuration describes, and check its sections against each other.
 
-A check within one section stands next to the keys of the section (`config/`), a check of a method
-with the method.
+Checks within one section are in `config/`, next to its keys; checks of a method are in the method's
+file.
 """
 
 import math
@@ -49,8 +49,8 @@ KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
     "refresh_at_episode": "episode",
     "isolate": "turn",
 }
-"""When cached keys and values that older weights have computed are recomputed, by
-`engine.cache_rule`."""
+"""For each `engine.cache_rule`: when to recompute cached keys and values that older weights
+computed."""
 
 
 def environment_of(config: Config) -> Environment:
@@ -77,8 +77,8 @@ def rungs_out_of_reach(config: Config) -> str:
         return ""
     return (
         f"environment.ladder: the {num_before} rungs before the last take {needed} steps, and the "
-        f"run has {steps}, so that the tasks of environment.options are never trained: raise "
-        "learner.steps, or lower environment.rung_steps"
+        f"run has {steps}, so that the last rung, the tasks of environment.options, is never "
+        "trained: raise learner.steps, or lower environment.rung_steps"
     )
 
 
@@ -86,9 +86,10 @@ def has_steady_tasks(config: Config) -> bool:
     """Return whether all steps of a run draw their tasks from one distribution, so that their
     returns can be compared.
 
-    They do not on a ladder, against past policies or itself, if members are chosen by the returns
-    that they gave, if groups are replaced because of their returns, or if a method changes the
-    length of trials. A user's own matchmaker or method, which is not imported, may do so too.
+    The distribution changes with a ladder, with past policies or the policy itself as opponents,
+    with a matchmaker that chooses members by their returns, with groups that are replaced because
+    of their returns, and with a method that changes the length of trials. A user's own matchmaker
+    or method is assumed to change it too, because it is not imported here.
     """
     population = config.population
     return not (
@@ -136,8 +137,8 @@ def source_digests(names: Iterable[str]) -> dict[str, str]:
 
 
 def cut_length(config: Config) -> int | None:
-    """Return the number of tokens at which an action is cut off; None if the transcript closes the
-    tags of actions itself, so that none is.
+    """Return the number of tokens at which an action is cut off; None if no action is, because the
+    transcript closes the tags of actions itself.
     """
     # A program's answer, and one that calls tools, has no tags.
     has_tags = not any(
@@ -148,7 +149,7 @@ def cut_length(config: Config) -> int | None:
 
 
 def edited(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the names whose digests of `own_sources` differ; what `before` lacks is not known."""
+    """Return the names whose digests of `own_sources` differ, without names that `before` lacks."""
     return [name for name in now if before.get(name, now[name]) != now[name]]
 
 
@@ -161,8 +162,8 @@ def edit_note(name: str) -> str:
 
 
 def edit_notes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note of a process that is started again for each class that was edited meanwhile: it
-    plays the class as it is now, and the other processes as it was.
+    """Yield a note for each class that was edited before one process was restarted: that process
+    plays the class as it is now, the other processes play it as it was.
     """
     for name in edited(before, now):
         yield f"{edit_note(name)}; processes that were not started again play it as it was"
@@ -221,7 +222,8 @@ def trial_config_of(
         advisers=advisers,
         max_tokens=config.engine.max_tokens,
         restricted=config.sampling.restricted,
-        # Another actor can only go on with a trial whose episodes begin as they began before.
+        # Another actor can continue a trial only if an episode of the same task always begins in
+        # the same way.
         resumes=trial.repeats == "same",
         rivals_remember=config.population.rivals_remember,
         second_role=Methods(config).second_role(),
@@ -242,10 +244,11 @@ def with_warm_start(config: Config) -> Config:
     if all(map(_has_script, parts)):
         found = FromScript(**structs.asdict(warm))
     elif not any(isinstance(part, AgentTasks) for part in parts):
-        # "win_stay" has defaults of its own, for values that are the defaults of "auto".
-        ours, default = structs.asdict(warm), structs.asdict(FromScriptIfAny())
+        # Only values that differ from the defaults of "auto" are taken over: for the others,
+        # "win_stay" has defaults of its own.
+        given, default = structs.asdict(warm), structs.asdict(FromScriptIfAny())
         shared = WarmStart.__struct_fields__
-        found = FromWinStay(**{key: ours[key] for key in shared if ours[key] != default[key]})
+        found = FromWinStay(**{key: given[key] for key in shared if given[key] != default[key]})
     return structs.replace(config, warm_start=found)
 
 
@@ -255,7 +258,7 @@ def _has_script(environment: Environment) -> bool:
 
 
 def check(config: Config) -> None:
-    """Refuse a configuration that its types allow and that cannot work, before any process starts.
+    """Refuse a configuration whose types are right but that cannot work, before any process starts.
 
     Raises:
         ConfigError: the message has the key, its value and what to write instead.
@@ -265,7 +268,7 @@ def check(config: Config) -> None:
 
 
 def check_keys(config: Config) -> None:
-    """Make the checks of `check` that play no trial."""
+    """Make those checks of `check` that need no trial to be played."""
     environment = environment_of(config)
     for name, part in named_parts(config):
         _check_environment(config, name, part)
@@ -283,7 +286,7 @@ def check_keys(config: Config) -> None:
     if ":" in config.credit.kind:
         config.credit.try_out(config.trial.episodes)
     if ":" in config.learner.correction.kind:
-        # Without a bound tokens may be older than this.
+        # An admission rule without a bound may yield tokens that are staler than this.
         config.learner.correction.try_out(config.admission.max_staleness + config.admission.lag)
     _check_learner(config)
     _check_replaced_groups(config)
@@ -383,11 +386,11 @@ def tiny_fault(environment: Environment) -> str:
 
 
 def _check_program(config: Config, methods: Methods) -> None:
-    """Refuse keys for single turns with a program, which decides itself when it calls the policy,
-    and what it sends.
+    """Refuse keys that change single turns if the environment is a program: it decides itself when
+    it calls the policy and what it sends.
     """
     trial, last = config.trial, config.learner.steps
-    in_vain = [
+    without_effect = [
         ('trial.memory = "truncation"', trial.memory == "truncation"),
         (f'trial.strategy = "{trial.strategy}"', trial.strategy != "none"),
         ("trial.episode_budget", trial.episode_budget > 0),
@@ -397,7 +400,8 @@ def _check_program(config: Config, methods: Methods) -> None:
         *((f"methods.{name}", True) for name in overriding(config, "trainer")),
     ]
     for name, part in named_parts(config):
-        if isinstance(part, AgentTasks) and (found := [key for key, is_on in in_vain if is_on]):
+        found = [key for key, is_set in without_effect if is_set]
+        if isinstance(part, AgentTasks) and found:
             raise ConfigError(
                 f"{name!r} is a program that plays its own episodes, in which {found[0]} has no "
                 "effect: leave it out"
@@ -462,8 +466,8 @@ def _check_processes(config: Config) -> None:
         )
     if len(engine.devices) % engine.num_gpus:
         raise ConfigError(
-            f"engine.gpus_per_actor = {engine.num_gpus} takes {engine.num_gpus} of engine.devices "
-            f"for each engine, which names {len(engine.devices)}: name a multiple"
+            f"engine.gpus_per_actor = {engine.num_gpus} gives each engine {engine.num_gpus} of the "
+            f"{len(engine.devices)} GPUs in engine.devices: name a multiple of {engine.num_gpus}"
         )
 
 
@@ -583,6 +587,6 @@ def _check_population(config: Config, environment: Environment, self_play_share:
         )
     if not isinstance(config.engine, Embedded) or not config.transport.weights.is_on_disk:
         raise ConfigError(
-            "population.rivals: versions are held by the embedded engine and kept on disk: set "
+            "population.rivals: only the embedded engine serves past policies, from disk: set "
             'engine.kind = "embedded" and transport.weights = "disk"'
         )

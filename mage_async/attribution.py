@@ -3,7 +3,9 @@
 `steps_of` reads the records of a journal once, in order, and yields the groups that each step
 trained; only trials in flight are in memory. `attributed` computes the values of their turns by the
 learner's own functions (`mage_async/learning/packing.py`) on the same batch; computed on a CPU, the
-values are the same on every CPU, bit by bit. `n` is the number of sampled tokens of a turn.
+values are the same on every CPU, bit by bit.
+
+Shapes: `n` sampled tokens of a turn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +56,7 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
     The groups in flight come last.
 
     Args:
-        records: From the header of any file of the journal on.
+        records: Records of a journal, from the header of any of its files on.
 
     Raises:
         RunError: the records contradict each other.
@@ -133,7 +135,7 @@ class _PendingTrials(RecordsWithConfig):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributedTurn:
-    """Hold one completion, the observation before it, and what training made of it."""
+    """Hold one completion, the observation before it, and its values in training."""
 
     turn: Turn
     text: TurnText
@@ -196,6 +198,7 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
             for turn, text in zip(trial.turns, texts, strict=True):
                 segment, completion = trial.segments[turn.segment], slice(turn.start, turn.stop)
                 versions = token_versions(segment)[completion]
+                return_to_go, advantage = next(return_and_advantage)
                 turns.append(
                     AttributedTurn(
                         turn,
@@ -204,7 +207,8 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
                         segment.logprobs[completion],
                         versions,
                         None if step.step is None else step.step - 1 - versions,
-                        *next(return_and_advantage),
+                        return_to_go,
+                        advantage,
                     )
                 )
             yield AttributedTrial(

@@ -133,7 +133,7 @@ def check_prompt(prompt: Prompt, *, max_tokens: int, vocabulary: int) -> None:
     num_tokens, sampling, name = len(prompt.tokens), prompt.sampling, prompt.context
     longest = prompt.restriction.max_length if prompt.restriction else 1
     if num_tokens + longest > max_tokens:
-        what = f"an action of {longest} tokens" if prompt.restriction else "a token to draw"
+        what = f"an action of {longest} tokens" if prompt.restriction else "one sampled token"
         raise ContextFull(
             f"context {name!r}: a prompt of {num_tokens} tokens does not fit, with {what}, "
             f"into engine.max_tokens = {max_tokens}; raise it, or make trials shorter"

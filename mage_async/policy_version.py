@@ -7,6 +7,7 @@ trial or a group is the largest of its tokens.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal, get_args
 
 import numpy as np
@@ -58,10 +59,9 @@ def tokens_by_provenance(
 ) -> dict[Provenance, int]:
     """Count the sampled tokens of each provenance; `is_sampled` is bool [T]."""
     counts = dict.fromkeys(PROVENANCES, 0)
-    # A run ends where the next one starts, and the last one with the last token. Without runs
-    # there are no stops.
-    stops = [run.start for run in runs[1:]] + [len(is_sampled)] * bool(runs)
-    for run, stop in zip(runs, stops, strict=True):
+    # A run ends where the next one starts, the last one with the last token.
+    for run, following in zip_longest(runs, runs[1:]):
+        stop = len(is_sampled) if following is None else following.start
         counts[run.provenance] += int(is_sampled[run.start : stop].sum())
     return counts
 

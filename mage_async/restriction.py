@@ -175,10 +175,10 @@ class AllowedSets:
         # one search finds the sampled tokens of all sets.
         stride = int(self.tokens.max()) + 1
         keys = self.tokens.astype(np.int64) + stride * np.repeat(np.arange(len(lengths)), lengths)
-        wanted = drawn.astype(np.int64) + stride * numbers
-        places = np.searchsorted(keys, wanted)
+        drawn_keys = drawn.astype(np.int64) + stride * numbers
+        places = np.searchsorted(keys, drawn_keys)
         # A token of `stride` or more would be found among those of the next set.
-        are_inside = (keys[np.minimum(places, len(keys) - 1)] == wanted) & (drawn < stride)
+        are_inside = (keys[np.minimum(places, len(keys) - 1)] == drawn_keys) & (drawn < stride)
         if are_inside.all():
             return None
         return "a sampled token lies in its allowed set, got one that does not"

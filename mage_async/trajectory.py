@@ -155,20 +155,21 @@ def role_changes(
     """
     changes: list[int] = []
     stop, was_second = 0, False  # of the turn before
-    ended = [(turn.kind, turn.episode, turn.stop) for turn in turns]
-    # A role begins where the turn before ended, so the end of the following turn is not needed: 0.
-    for kind, episode, end in [*ended, *([(*following, 0)] if following else [])]:
-        if (now := is_second(kind, episode + 1 >= num_episodes)) != was_second:
+    all_turns = [(turn.kind, turn.episode, turn.stop) for turn in turns]
+    if following is not None:
+        # A role begins where the turn before ended, so the end of the last turn is not needed: 0.
+        all_turns.append((*following, 0))
+    for kind, episode, end in all_turns:
+        is_second_now = is_second(kind, episode + 1 >= num_episodes)
+        if is_second_now != was_second:
             changes.append(stop)
-        stop, was_second = end, now
+        stop, was_second = end, is_second_now
     return tuple(changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Record the action that an adviser, which some methods have, would take instead of the
-    agent's.
-    """
+    """Record the action that a method's adviser would take instead of the agent's."""
 
     turn: int
     """Index of the action among the trial's `turns`."""

@@ -210,8 +210,8 @@ def import_own(module_name: str, what: str) -> ModuleType:
         ConfigError: the module cannot be found, or raises while it is imported.
     """
     # The processes of a run have no entry for the current folder on their path (`PYTHONSAFEPATH`),
-    # so that a checkout does not hide the installed package. The folder therefore comes last. For
-    # a module that is imported already, it is not asked for: the module may have changed to a
+    # so that a checkout does not hide the installed package. The folder therefore comes last. It
+    # is not looked up for a module that is imported already: that module may have changed to a
     # folder and deleted it, and then `os.getcwd` fails.
     if module_name not in sys.modules and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -281,7 +281,8 @@ def own_source(module_name: str, what: str) -> str:
     # `a.b` lies in a/b.py, or in a/b/__init__.py, one folder deeper.
     depth = module_name.count(".") + (first.name == "__init__.py")
     root, found, waiting = first.parents[depth], dict[str, str](), [first]
-    # Beside an installed package lie all libraries: reading torch alone takes minutes.
+    # Next to an installed package lie all other libraries, and reading torch alone takes minutes:
+    # of an installed module, only its own package is read.
     is_installed = root.name in ("site-packages", "dist-packages")
     own = root / module_name.partition(".")[0] if is_installed else root
     while waiting:

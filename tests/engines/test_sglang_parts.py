@@ -320,7 +320,7 @@ def test_a_configuration_that_cannot_share_a_model_is_refused() -> None:
     sharing = ["engine.kind=sglang", "engine.gpus_per_actor=2"]
     for way in ("disk", "tensor", "nccl"):
         check(config_file.load(config_file.find(None), [*sharing, f"transport.weights={way}"]))
-    sentence = "takes 2 of engine.devices for each engine, which names 3"
+    sentence = "gives each engine 2 of the 3 GPUs in engine.devices"
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         check(config_file.load(config_file.find(None), [*sharing, "engine.devices=[0, 1, 2]"]))
 

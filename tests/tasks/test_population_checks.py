@@ -62,7 +62,7 @@ def test_what_a_population_cannot_do_is_said_before_anything_runs(
 
 @pytest.mark.parametrize("changes", [["transport.weights=tensor"], ["engine.kind=sglang"]])
 def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) -> None:
-    with pytest.raises(ConfigError, match="held by the embedded engine and kept on disk"):
+    with pytest.raises(ConfigError, match="only the embedded engine serves past policies"):
         check(config_file.load(config_file.find("kuhn"), ["population.rivals=0.5", *changes]))
 
 
