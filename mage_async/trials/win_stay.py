@@ -25,19 +25,29 @@ from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind, Trial, Turn, num_decimals
 from mage_async.trials.scripted_play import Player, random_play
 
-Place = Literal["state", "turn", "anywhere"]
-"""Which situations count as the same place: those with the same state (`Play.anchor`), those at the
-same turn of an episode, or all."""
+Place = Literal["anywhere", "turn", "state", "last_word", "first_word"]
+"""Which situations count as the same place: all, those at the same turn of an episode, those with
+the same state (`Play.anchor`), or those whose state has the same last or first word. An observation
+such as "wrong red" often tells in one word what is asked now, and in the others what happened."""
 Pay = Literal["reward", "return"]
 """What an action earned: its turn's reward, or the rewards from its turn to the episode's end."""
 
 NUM_COMPARED = 64
 """Number of trials by which a rule is compared with the others."""
 LEAST_COMPARED = NUM_COMPARED // 2
-"""Number of trials below which no rule is found: the best of six rules in a few trials of luck
+"""Number of trials below which no rule is found: the best of ten rules in a few trials of luck
 beats chance."""
 NUM_PLAYED = NUM_COMPARED * (1 + len(get_args(Place)) * len(get_args(Pay)))
 """Number of trials that are played to find the best rule, those of random play included."""
+
+
+_WHERE: dict[Place, str] = {
+    "anywhere": "anywhere",
+    "turn": "at the same turn",
+    "state": "in the same state",
+    "last_word": "after the same last word",
+    "first_word": "after the same first word",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +60,24 @@ class Rule:
     """Mean pay of an action of random play; an action that earned more has won."""
 
     def __str__(self) -> str:
-        where = {"state": "in the same state", "turn": "at the same turn", "anywhere": "anywhere"}
-        return f"repeat what earned a good {self.pay} {where[self.place]}"
+        return f"repeat what earned a good {self.pay} {_WHERE[self.place]}"
+
+    def place_of(self, state: str, index: int) -> Hashable:
+        """Return the place of an action.
+
+        Args:
+            state: The state (`Play.anchor`) in which it is taken.
+            index: Number of the turn in its episode.
+        """
+        words = state.split() or [""]
+        places: dict[Place, Hashable] = {
+            "anywhere": None,
+            "turn": index,
+            "state": state,
+            "last_word": words[-1],
+            "first_word": words[0],
+        }
+        return places[self.place]
 
 
 class WinStay:
@@ -120,14 +146,12 @@ class WinStay:
 
     def _mean_pays(self, state: str, index: int) -> dict[str, float]:
         """Return the mean pay of each action that was taken in a place."""
-        pays = self._pays.get(self._place(state, index), {})
+        pays = self._pays.get(self._rule.place_of(state, index), {})
         return {action: statistics.fmean(each) for action, each in pays.items()}
 
     def _add(self, turn: Turn, pay: float) -> None:
-        self._pays[self._place(turn.anchor, turn.index)].setdefault(turn.action, []).append(pay)
-
-    def _place(self, state: str, index: int) -> Hashable:
-        return {"state": state, "turn": index, "anywhere": None}[self._rule.place]
+        place = self._rule.place_of(turn.anchor, turn.index)
+        self._pays[place].setdefault(turn.action, []).append(pay)
 
 
 def player_of(rule: Rule) -> Player:
@@ -151,9 +175,9 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
     return sums[::-1]
 
 
-SURE = 2.73
+SURE = 2.92
 """Number of standard errors by which a rule has to earn more. It keeps the probability of an error
-at 5 % by Student's t of `NUM_COMPARED` trials, although the best of six rules is judged."""
+at 5 % by Student's t of `NUM_COMPARED` trials, although the best of ten rules is judged."""
 
 
 class Comparison(NamedTuple):
@@ -232,8 +256,7 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
     last = {trial.index: trial.episode_rewards()[-1] for trial in by_random}
     found = list[Comparison]()
     # Of rules that earn the same, the first one is kept.
-    places: tuple[Place, ...] = ("anywhere", "turn", "state")
-    for place, (pay, mean) in itertools.product(places, usual.items()):
+    for place, (pay, mean) in itertools.product(_places_that_differ(episodes), usual.items()):
         rule = Rule(place, pay, mean)
         earned = {trial.index: trial.episode_rewards() for trial in play(player_of(rule))}
         leads = [earned[index][-1] - last[index] for index in earned if index in last]
@@ -245,6 +268,18 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
         gain = _mean(gains) if len(gains) > 1 else None
         found.append(Comparison(rule, by_rule, by_chance, _mean(leads), gain, len(earned)))
     return max(found, key=lambda each: (each.is_better, each.by_rule[0]))
+
+
+def _places_that_differ(episodes: Sequence[Sequence[Turn]]) -> list[Place]:
+    """Return the kinds of place, without those that tell the turns of these episodes apart in the
+    same way as an earlier kind.
+    """
+    found = dict[tuple[int, ...], Place]()
+    for place in get_args(Place):
+        rule, numbers = Rule(place, "reward", 0.0), dict[Hashable, int]()
+        places = [rule.place_of(turn.anchor, turn.index) for turns in episodes for turn in turns]
+        found.setdefault(tuple(numbers.setdefault(each, len(numbers)) for each in places), place)
+    return list(found.values())
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:

@@ -72,6 +72,32 @@ class Boxes(Arms):
         return "paid" if pays else "nothing", float(pays), not self.arms
 
 
+class Asked(Arms):
+    """Be asked three colours, in an order that changes, each with an arm of its own."""
+
+    words = (*ARMS, "oak", "ash", "elm", "paid", "nothing", "over")
+    max_turns = 3
+
+    def reset(self, seed, task, episode):
+        self.arms = dict(zip(("oak", "ash", "elm"), random.Random(task).sample(ARMS, 3)))
+        self.left = random.Random(f"{seed}-{episode}").sample([*self.arms], 3)
+        return self.left[0]
+
+    def step(self, action):
+        pays = action == self.arms[self.left.pop(0)]
+        return self.said("paid" if pays else "nothing"), float(pays), not self.left
+
+    def said(self, pay):
+        return f"{pay} {self.left[0] if self.left else 'over'}"
+
+
+class AskedFirst(Asked):
+    """The same, with what is asked now before what the last action earned."""
+
+    def said(self, pay):
+        return f"{self.left[0] if self.left else 'over'} {pay}"
+
+
 class Late(Boxes):
     """Open four boxes in a row, and be paid for all of them at the end."""
 
@@ -153,7 +179,10 @@ def player(kind, chat, guidance=None):
     return play
 
 
-@pytest.mark.parametrize(("kind", "place"), [(Arms, "anywhere"), (Boxes, "turn")])
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [(Arms, "anywhere"), (Boxes, "turn"), (Asked, "last_word"), (AskedFirst, "first_word")],
+)
 def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     play = player(kind, chat)
     found = best_rule(play)
@@ -165,6 +194,18 @@ def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     assert earned[-1] > 2 * by_random[-1]
     assert found.gain[0] == pytest.approx(earned[-1] - earned[0])
     assert found.lead[0] == pytest.approx(earned[-1] - by_random[-1])
+
+
+@pytest.mark.parametrize(("kind", "num_rules"), [(Arms, 6), (Boxes, 6), (Asked, 10)])
+def test_rules_whose_places_are_the_same_turns_are_played_once(chat, kind, num_rules):
+    play, made = player(kind, chat), []
+
+    def counted(each):
+        made.append(each)
+        return play(each)
+
+    assert best_rule(counted) is not None
+    assert len(made) == 1 + num_rules  # and random play
 
 
 def test_a_reward_at_the_end_of_an_episode_is_that_of_its_actions(chat):
@@ -186,7 +227,7 @@ def test_no_rule_is_found_in_a_few_trials_of_either_player(chat, has_few):
 
 
 def test_a_rule_is_cloned_if_its_lead_and_its_gain_are_clear():
-    rule, clear, unclear = Rule("anywhere", "reward", 0.25), (1.0, 0.7), (1.0, 0.8)
+    rule, clear, unclear = Rule("anywhere", "reward", 0.25), (1.0, 0.67), (1.0, 0.68)
     for lead, gain, is_better in (
         (clear, clear, True),
         (clear, None, True),
