@@ -684,7 +684,8 @@ def _trains_memory(config: Config) -> bool:
 MORE_TRAINING = "Train for more learner.steps."
 MORE_TASKS = (
     'The tasks of training are learned by heart: train on more of them (`members("train")` of an '
-    "own class, environment.options of others), or for fewer learner.steps."
+    "own class, environment.options of others), list words of an own class that could be exchanged "
+    '(`interchangeable = [("left", "right")]`), or train for fewer learner.steps.'
 )
 """Remedy where training tasks earn more than held-out ones, which do not use memory."""
 EARLY_PAID = ("differential", "cumulative_paper")

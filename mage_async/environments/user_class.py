@@ -35,6 +35,7 @@ from mage_async.environments.environment import (
     reward_fault,
     short_value,
 )
+from mage_async.environments.interchangeable_words import Exchange, WordSets, fault_of
 from mage_async.environments.legal_pattern import matching_texts, pattern_fault
 from mage_async.environments.user_calls import (
     Call,
@@ -93,6 +94,7 @@ OPTIONAL_PARTS = (
     *_CHANGING_PARTS,
     *("words", "script", "members", "max_turns", "rules", "references", "min_return", "max_return"),
     *("family", "swaps", "belief", "ladders", "close", "units", "is_probe"),
+    "interchangeable",
     *_WINS,
 )
 """Optional parts of a class."""
@@ -111,12 +113,21 @@ class ResetStepPlay(SlowPlay):
         self.history: list[tuple[str, str]] = []
         """Actions, each with the observation that followed it."""
         facts, seed = environment.facts, environment.seed_of(task)
+        self.exchange = environment.exchange_of(seed)
+        """Words that this trial reads and writes instead of the class's own; None: the same."""
         super().__init__(UserObject(environment), facts.name, task, episode, seed, facts.max_turns)
 
     @property
     def last(self) -> str:
         """The last observation."""
         return self.history[-1][1] if self.history else self._observation
+
+    def own_history(self) -> list[tuple[str, str]]:
+        """Return `history` in the class's own words."""
+        if self.exchange is None:
+            return self.history
+        own = self.exchange.to_own
+        return [(own(action), own(observation)) for action, observation in self.history]
 
     @property
     def anchor(self) -> str:
@@ -228,6 +239,8 @@ class UserObject(Callee):
         self._to_close: list[Any] = []
         self._is_over = False
         """Whether `close` was called."""
+        self._exchange: Exchange | None = None
+        """Words that the agent reads and writes instead of the class's own; None: the same."""
 
     def is_async(self, method: Method) -> bool:
         """Return whether the class's method is a coroutine function."""
@@ -284,11 +297,13 @@ class UserObject(Callee):
             return self._close_object()
         if self._object is None:
             self._object = self.environment.make()
+            self._exchange = self.environment.exchange_of(request.seed)
             if callable(getattr(self._object, "close", None)):
                 self._to_close.append(self._object)
         if request.method == "step":
             self._check_still_legal(request)
-            return self._object.step(request.action)
+            shown, exchange = request.action, self._exchange
+            return self._object.step(exchange.to_own(shown) if exchange is not None else shown)
         given = request.seed, self.environment.value_of(request.member)
         more = (request.episode,) if self.environment.wants_episode else ()
         return self._object.reset(*given, *more)
@@ -339,6 +354,9 @@ class UserObject(Callee):
         # The `step` of a class with tools is made by `tools.py` and always returns this key. After
         # `reset` there is no `info`.
         tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
+        if (exchange := self._exchange) is not None:
+            observation = exchange.to_shown(observation)
+            tool_answers = tuple(map(exchange.to_shown, tool_answers))
         text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
         anchor = None if is_done else self._optional("anchor")
         self._last_legal = None if is_done else self._legal_actions(request.place)
@@ -413,7 +431,8 @@ class UserObject(Callee):
         # A subclass, such as NumPy's, becomes a plain `str`. Each action is listed once: an
         # inventory may hold two equal things, and random play would draw their action twice as
         # often.
-        return tuple(dict.fromkeys(map(str, actions)))
+        own = tuple(dict.fromkeys(map(str, actions)))
+        return own if self._exchange is None else tuple(map(self._exchange.to_shown, own))
 
     def _optional(self, name: str) -> Any:
         """Return an optional attribute, property or method result; None if there is none."""
@@ -549,8 +568,12 @@ class _Script:
         before, self._play = self._play, play
         ended = before.last if before not in (None, play) else ""
         more = {"ended": ended} if self.wants_ended else {}
-        action: str = self.choose_action(play.last, **more)
-        return action
+        exchange = play.exchange
+        if exchange is None:
+            action: str = self.choose_action(play.last, **more)
+            return action
+        more = {name: exchange.to_own(text) for name, text in more.items()}
+        return exchange.to_shown(self.choose_action(exchange.to_own(play.last), **more))
 
 
 def _takes(function: Any, name: str) -> bool:
@@ -562,7 +585,7 @@ def _takes(function: Any, name: str) -> bool:
 
 def _believed(own: Any, plays: Sequence[Play]) -> Mapping[str, float]:
     """Return the posterior of a user's Bayes filter, which reads the plays' histories."""
-    histories = [play.history for play in plays if isinstance(play, ResetStepPlay)]
+    histories = [play.own_history() for play in plays if isinstance(play, ResetStepPlay)]
     return {str(member): share for member, share in own(histories).items()}
 
 
@@ -593,6 +616,8 @@ class ResetStep(Environment):
         self._check_methods()
         self._check_attributes()
         words = self._checked_words(declared("words", ()))
+        self.interchangeable = self._checked_exchange(declared("interchangeable", None), words)
+        """Sets of words that training exchanges; see `interchangeable_words.py`."""
         self.tools = declared("offered_tools", ())
         self.ladders = declared("ladders", {})
         self.facts = Facts(
@@ -633,6 +658,18 @@ class ResetStep(Environment):
         mixed = blake2s(f"{task.seed}/{task.member}".encode(), digest_size=8).digest()
         is_heldout = task.member in self.values["heldout"]
         return (int.from_bytes(mixed, "big") % 2**30) * 2 + is_heldout
+
+    def exchange_of(self, seed: int) -> Exchange | None:
+        """Return the words that the trials of a training task read and write; None for held-out
+        tasks, and if no words are interchangeable.
+
+        Args:
+            seed: The seed that `seed_of` returns.
+        """
+        is_heldout = seed % 2 == 1
+        return (
+            None if is_heldout or not self.interchangeable else Exchange(self.interchangeable, seed)
+        )
 
     def members(self, split: Split) -> tuple[str, ...]:
         """Return the class's tasks, or whole numbers that differ between the splits."""
@@ -849,6 +886,24 @@ class ResetStep(Environment):
             if has_lone_surrogate(word):
                 raise self._wrong("words", "words without half of a surrogate pair", word)
         return tuple(words)
+
+    def _checked_exchange(self, sets: Any, words: tuple[str, ...]) -> WordSets:
+        """Return the declared sets of interchangeable words; raise a `ConfigError` if they cannot
+        be exchanged.
+        """
+        if sets is None:
+            return ()
+        if fault := fault_of(sets, words):
+            raise ConfigError(
+                f"environment {self._name!r}: `interchangeable` {fault}{place_of(self.kind)}"
+            )
+        stored = attribute_names(self.kind.__mro__, "STORE")
+        if getattr(self.kind, "legal_pattern", None) is not None or "legal_pattern" in stored:
+            raise ConfigError(
+                f"environment {self._name!r}: `interchangeable` words cannot be exchanged in a "
+                f"`legal_pattern`: list `legal_actions`, or leave one out{place_of(self.kind)}"
+            )
+        return tuple(map(tuple, sets))
 
     def _tasks(self, split: Split) -> dict[str, Any]:
         """Return the tasks of a split: those of the class, or whole numbers. The text of a task is

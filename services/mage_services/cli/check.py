@@ -87,6 +87,11 @@ PARTS = (
         "states with equal anchors are the same, to win-stay and to GiGPO",
         "the last observation, with its words about the last action",
     ),
+    (
+        "interchangeable",
+        "training exchanges these words at random",
+        "each training task has the same words in every trial",
+    ),
     ("family", "reports by kind of task", "one kind"),
     ("belief", "a bonus for information can be paid", "no bonus for information"),
     ("ladders", "`mage evaluate --harder` works", "no harder tasks"),
@@ -694,8 +699,10 @@ def _print_heldout(play: _Play, config: "Config", environment: "Environment") ->
             f"{NUM_TRIALS} pairs or {BUDGET_S:g} s"
         )
     is_whole = last.num_train == declared["train"]
-    if is_whole and 1 < last.num_kinds <= FEW_KINDS and last.num_known < last.num_heldout:
+    is_few = is_whole and 1 < last.num_kinds <= FEW_KINDS and last.num_known < last.num_heldout
+    if is_few and not getattr(environment, "interchangeable", ()):
         print(
             f"  {last.num_kinds} different training tasks are so few that they can be learned by "
-            'heart, and held-out ones then earn less: let `members("train")` list more of them'
+            'heart, and held-out ones then earn less: let `members("train")` list more of them, or '
+            'list words that could be exchanged, as in interchangeable = [("left", "right")]'
         )

@@ -1,0 +1,142 @@
+"""Words of a class that are exchanged in training: the agent reads others, the class its own."""
+
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mage_async.environments.interchangeable_words import Exchange
+from mage_async.environments.user_calls import make_pending_calls
+from mage_async.environments.user_class import ResetStep
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Task
+
+CUPS, COLOURS = ("one", "two", "three"), ("red", "green")
+
+
+class Cups:
+    """A ball lies under one of three cups."""
+
+    legal_actions = CUPS
+    words = (*CUPS, *COLOURS, "ball", "found", "wrong")
+    interchangeable = [CUPS, COLOURS]  # noqa: RUF012 - as a user writes it
+    max_turns = 2
+
+    def members(self, split):
+        return CUPS[:2] if split == "train" else CUPS[2:]
+
+    def script(self, source):
+        """Take a cup of whose name the observation reminds, in the words of the class."""
+        return lambda observation, ended: CUPS[COLOURS.index(observation.split()[0])]
+
+    def belief(self, split):
+        return lambda histories: {repr(histories): 1.0}
+
+    def reset(self, seed, task, episode):
+        self.paying = task
+        return "red ball"
+
+    def step(self, action):
+        assert action in CUPS
+        return (
+            f"green {'found' if action == self.paying else 'wrong'}",
+            action == self.paying,
+            False,
+        )
+
+
+def begun(environment: ResetStep, seed: int, member: str = "one", episode: int = 0):
+    play = environment.begin(Task("cups", member, seed), episode)
+    make_pending_calls(play)
+    return play
+
+
+def test_the_agent_reads_exchanged_words_and_the_class_its_own() -> None:
+    environment = ResetStep(Cups, {})
+    paying, colours = set[str](), set[str]()
+    for seed in range(20):
+        paid = set[str]()
+        for episode, cup in enumerate(CUPS):
+            play = begun(environment, seed, episode=episode)
+            assert sorted(play.legal_actions()) == sorted(CUPS)
+            first = play.observation.split()
+            play.act(cup)
+            outcome = make_pending_calls(play)
+            assert outcome is not None
+            second = outcome.observation.split()
+            assert {first[0], second[0]} == {*COLOURS}
+            assert (first[1], second[1]) == ("ball", "found" if outcome.reward else "wrong")
+            colours.add(first[0])
+            paid |= {cup} if outcome.reward else set()
+        # The same cup pays in all episodes of a trial, and in all trials of its group.
+        assert len(paid) == 1
+        paying |= paid
+    # Of a task that hides the first cup, any name can be the hidden one.
+    assert (paying, colours) == ({*CUPS}, {*COLOURS})
+
+
+def test_held_out_tasks_keep_their_words() -> None:
+    environment = ResetStep(Cups, {})
+    for seed in range(20):
+        play = begun(environment, seed, "three")
+        play.act("three")
+        outcome = make_pending_calls(play)
+        assert outcome is not None
+        assert (play.observation, outcome.observation) == ("red ball", "green found")
+        assert (outcome.reward, play.legal_actions()) == (1.0, CUPS)
+
+
+def test_scripts_and_filters_read_and_write_the_words_of_the_class() -> None:
+    environment = ResetStep(Cups, {})
+    belief = environment.belief("train")
+    assert belief is not None
+    for seed in range(20):
+        play, script = begun(environment, seed), environment.script(random.Random(0))
+        assert script is not None
+        for cup, said in (("one", "green found"), ("two", "green wrong")):
+            play.act(script.choose(play))
+            make_pending_calls(play)
+            assert play.own_history()[-1] == (cup, said)
+        assert belief([play]) == {repr([[("one", "green found"), ("two", "green wrong")]]): 1.0}
+
+
+@given(st.integers(0, 2**31), st.text(alphabet="abc -.1é", max_size=40))
+def test_an_exchange_is_undone_by_the_other_direction(seed: int, text: str) -> None:
+    exchange = Exchange((("a", "b", "a-b"), ("c", "1")), seed)
+    assert exchange.to_own(exchange.to_shown(text)) == text
+    assert exchange.to_shown(exchange.to_own(text)) == text
+
+
+def test_only_whole_words_are_exchanged() -> None:
+    texts = {
+        Exchange((("red", "tan"),), seed).to_shown("red, redo (tan) é-red") for seed in range(9)
+    }
+    assert texts == {"red, redo (tan) é-red", "tan, redo (red) é-tan"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ("one", r"must be a list of sets of words, as in \[\(.*, got 'one'"),
+        (CUPS, "got the set 'one'"),
+        ([("one",)], "got the set"),
+        ([("one", "two three")], "'two three' is not one word"),
+        ([("one", 2)], "2 is not one word"),
+        ([("one", "two"), ("two", "three")], "list each word once, got 'two' twice"),
+        ([("one", "four")], "must list words of `words`, got 'four', which is not among them"),
+    ],
+)
+def test_words_that_cannot_be_exchanged_are_refused(declared: object, sentence: str) -> None:
+    kind = type("Wrong", (Cups,), {"interchangeable": declared, "__doc__": "Cups."})
+    with pytest.raises(ConfigError, match=r"`interchangeable` .*" + sentence):
+        ResetStep(kind, {})
+
+
+def test_words_of_a_pattern_are_not_exchanged() -> None:
+    kind = type("Patterned", (Cups,), {"legal_pattern": "one|two", "__doc__": "Cups."})
+    with pytest.raises(ConfigError, match=re.escape("cannot be exchanged in a `legal_pattern`")):
+        ResetStep(kind, {})
+    without = type("Without", (Cups,), {"interchangeable": None, "__doc__": "Cups."})
+    assert begun(ResetStep(without, {}), 1).observation == "red ball"
