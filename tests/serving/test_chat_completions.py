@@ -272,6 +272,8 @@ def test_a_program_is_served_with_its_tools_as_in_its_trials(tmp_path):
             for number in range(5):
                 assert (await ask([user(f"{number}")], "messages", model="any"))[0] == 200
                 assert engine.statistics().num_contexts <= 2
+            seeds = [prompt.seed for prompt, _ in engine.completions]
+            assert len({*seeds}) == len(seeds), "no run repeats what an earlier one sampled"
             refused = [await ask(whole, headers={"X-Session-Id": "a"}), await ask(messages, seed=1)]
             assert [status for status, _ in refused] == [400, 400]
 

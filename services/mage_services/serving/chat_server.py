@@ -421,7 +421,10 @@ class ProgramServer(Gateway):
                 self._runs.remove((run, endpoint))
                 for context in run.contexts():
                     self._engine.release(context)
-        run = AgentRun(replace(self._start, name=f"{self._start.name}{next(self._numbers)}"))
+        # The number is also the trial's index, on which the seeds of its completions depend:
+        # otherwise each run would sample what the first one did.
+        number = next(self._numbers)
+        run = AgentRun(replace(self._start, index=number, name=f"{self._start.name}{number}"))
         session = Session("", "")
         run.connect(lambda: session)
         run.next_call()  # begins the episode; the call itself would run a program
