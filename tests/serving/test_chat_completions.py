@@ -274,6 +274,25 @@ def test_a_program_is_served_with_its_tools_as_in_its_trials(tmp_path):
                 assert engine.statistics().num_contexts <= 2
             seeds = [prompt.seed for prompt, _ in engine.completions]
             assert len({*seeds}) == len(seeds), "no run repeats what an earlier one sampled"
+
+            async def slow_body():
+                yield b'{"model": "any", '
+                await slow.wait()
+                yield f'"max_tokens": 9, "messages": [{json.dumps(user("slow"))}]}}'.encode()
+
+            slow = asyncio.Event()
+            path, headers = "/v1/chat/completions", {"Content-Type": "application/json"}
+            posts = [client.post(path, data=slow_body(), headers=headers) for _ in range(3)]
+            late = asyncio.gather(*posts)
+            for number in range(5, 10):
+                await ask([user(f"{number}")])
+            slow.set()
+            assert {answer.status for answer in await late} == {200}
+            for number in range(10, 14):
+                await ask([user(f"{number}")])
+            assert engine.statistics().num_contexts <= 2, (
+                "their contexts are released as others are"
+            )
             refused = [await ask(whole, headers={"X-Session-Id": "a"}), await ask(messages, seed=1)]
             assert [status for status, _ in refused] == [400, 400]
 

@@ -283,8 +283,10 @@ class Gateway:
         """Answer a request, or return the reason for a refusal, in the request's protocol."""
         code, endpoint = None, None
         try:
+            # First, because the endpoint may be closed or forgotten while a slow body arrives.
+            body = await request.read()
             endpoint = self._endpoint_of(request)
-            return await handle(endpoint, await request.read())
+            return await handle(endpoint, body)
         except Refused as error:
             status, code, why = error.status, error.code, str(error)
         except BadRequest as error:
