@@ -309,3 +309,5 @@ def test_a_program_that_is_not_ours_is_killed_with_its_parent_and_what_it_starte
     assert subprocess.run(dying_with_parent(["sh", "-c", "kill -9 $$"])).returncode == 128 + 9
     ends_its_group = 'trap "exit 3" TERM; kill -TERM 0; exit 4'
     assert subprocess.run(dying_with_parent(["sh", "-c", ends_its_group])).returncode == 3
+    cuts_a_pipe = ["bash", "-c", "yes | head -1; exit ${PIPESTATUS[0]}"]
+    assert subprocess.run(dying_with_parent(cuts_a_pipe)).returncode == 128 + signal.SIGPIPE

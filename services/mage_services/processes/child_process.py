@@ -86,6 +86,9 @@ if os.getppid() == int(sys.argv[1]):
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, others)
     child = os.fork()
     if not child:
+        # Python ignores these two signals, and `exec` would keep it so: `yes | head -1` would fail.
+        for each in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(each, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.execvp(sys.argv[2], sys.argv[2:])
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
