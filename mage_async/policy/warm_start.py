@@ -157,7 +157,8 @@ def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) 
                 else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model played as "
                 'well before, set warm_start to "none".',
             )
-    if isinstance(warm, GatedWarmStart) and gates and gates[-1] > warm.gate:
+    # A `gate` of 1.0 is no gate.
+    if isinstance(warm, GatedWarmStart) and gates and gates[-1] > warm.gate and warm.gate < 1.0:
         return (
             f"the loss on the last episode's observations is {gates[-1]:.2f} of the first one's, "
             f"above warm_start.gate = {warm.gate}, so the model may not look earlier episodes up",

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async import algorithm
 from mage_async.assembly import check_keys, environment_of, with_warm_start
 from mage_async.config import config_file
-from mage_async.config.schema import Config, FromScript, FromWinStay, Tiny
+from mage_async.config.schema import Config, FromData, FromScript, FromWinStay, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning import optimizer
@@ -153,6 +153,8 @@ def test_a_warm_start_that_teaches_nothing_says_what_to_change(tmp_path: Path) -
     assert (learned.fault, learned.cure) == ("", "")
     risen = warm_start_module._fault(FromScript(), [1.0] * 25 + [9.0] * 25, [])
     assert risen[1] == "Lower warm_start.learning_rate = 0.002."
+    for off in (FromScript(gate=1.0), FromData()):
+        assert warm_start_module._fault(off, [1.0], [1.01]) == ("", "")
 
 
 def test_a_win_stay_that_is_not_looked_up_is_no_lesson() -> None:
