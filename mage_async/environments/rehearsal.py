@@ -92,7 +92,7 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
         for split in SPLITS:
             with as_config_error(name, f"members({split!r})"):
                 members = environment.members(split)
-            are_names = members == () or _are_names(members)
+            are_names = _are_names(members) or (isinstance(members, tuple) and not members)
             want(are_names, f"members({split!r})", "a tuple of names", members)
             wanted = "at least two names: the control `swapped` hides another task than its trial's"
             want(len(members) > 1, f"members({split!r})", wanted, members)

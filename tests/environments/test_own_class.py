@@ -93,6 +93,10 @@ def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -
         ),
         ("members = lambda self, split: 'left'", "members('train') must be a tuple of names, got"),
         (
+            "members = lambda self, split: __import__('numpy').array(['a', 'b'])",
+            "members('train') must be a tuple of names, got",
+        ),
+        (
             "facts = replace(FACTS, words=('left', 'right', 'green', 'blue', 'over'))",
             "play.observation must be made of facts.words, unless facts.has_open_text, got 'red'",
         ),
