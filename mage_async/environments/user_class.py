@@ -752,12 +752,19 @@ class ResetStep(Environment):
         return known
 
     @cached_property
+    def set_by_methods(self) -> set[str]:
+        """Names of the optional parts that methods of the class set on its objects, such as
+        `self.legal_actions`. The class itself may lack them.
+        """
+        return attribute_names(self.kind.__mro__, "STORE") & {*_CHANGING_PARTS}
+
+    @cached_property
     def actions_of_every_turn(self) -> tuple[str, ...] | str | None:
         """The legal actions, or a pattern of them, that the class declares as an attribute and that
         none of its methods sets; `None` if they may change from turn to turn, or if any text is an
         action.
         """
-        stored = attribute_names(self.kind.__mro__, "STORE")
+        stored = self.set_by_methods
         for name in ("legal_pattern", "legal_actions"):
             found = getattr(self.kind, name, None)
             if found is None and name not in stored:

@@ -744,3 +744,18 @@ def test_a_training_of_what_is_written_starts_and_ends(vault: Path) -> None:
 
 def test_every_part_that_is_listed_is_known_where_misspelt_ones_are_refused() -> None:
     assert {name for name, _, _ in check.PARTS} <= {*OPTIONAL_PARTS}
+
+
+def test_legal_actions_that_methods_set_are_declared_and_played(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = OPEN.replace("return", 'self.legal_actions, self.anchor = ["x", "y"], ""; return', 1)
+    (vault / "set_later.py").write_text(changed)
+    assert main(["check", "set_later:Open"]) == EXIT_USAGE
+    said = capsys.readouterr().out
+    declared, _, lacking = said.partition("not declared:")
+    for name in ("legal_actions", "anchor"):
+        assert re.search(rf"\n  {name} +set by a method ", declared)
+    assert "legal_" not in lacking
+    assert "of random play, as the model" in said
+    assert re.search(r"\n  random +[-+]\d", said)

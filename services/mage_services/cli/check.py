@@ -394,7 +394,10 @@ def _print_declared(environment: "Environment") -> None:
         declared.discard("words")
     if environment.script(random.Random(0)) is None:
         declared.discard("script")
-    rows = [(name, _value(getattr(kind, name)), on) for name, on, _ in PARTS if name in declared]
+    values = {name: _value(getattr(kind, name)) for name in declared}
+    values |= dict.fromkeys(environment.set_by_methods, "set by a method")
+    declared |= environment.set_by_methods
+    rows = [(name, values[name], on) for name, on, _ in PARTS if name in declared]
     # Tools are no optional part with a name of its own. They change what other parts mean.
     unused = set[str]()
     if environment.tools:
@@ -484,6 +487,7 @@ def _print_trials(
     trials = partial(_trials, play, config, environment, chat)
     is_open = isinstance(environment, ResetStep) and not (
         environment.facts.words
+        or LEGAL_PARTS & environment.set_by_methods
         or any(getattr(environment.kind, each, None) is not None for each in LEGAL_PARTS)
     )
 
