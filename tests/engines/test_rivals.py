@@ -335,7 +335,7 @@ def test_weights_that_the_journal_names_and_that_are_gone_are_named(tmp_path: Pa
     weights = WeightFiles(tmp_path)
     weights.announced_path(2).write_bytes(b"weights")
     check_rivals({2}, WeightStore(weights))
-    with pytest.raises(RunError, match=r"rivals whose weights are gone: .*v000004\.safetensors"):
+    with pytest.raises(RunError, match=r"whose weights are gone: .*v000004\.safetensors"):
         check_rivals({2, 4}, WeightStore(weights))
 
 

@@ -212,7 +212,7 @@ def test_drops_in_a_row_end_the_run_with_the_last_reason() -> None:
         last = GroupDrop(grant=third.grant, epoch=0, reason="rps: raised KeyError: 'spock'")
         with pytest.raises(
             RunError,
-            match=r"3 groups in a row were dropped, and 3 end a run; the last one: rps: "
+            match=r"3 groups in a row were dropped, and 3 end a run. The last drop: rps: "
             r"raised KeyError: 'spock'\. Mend .* go on with --resume",
         ):
             await site.say(actor, last)

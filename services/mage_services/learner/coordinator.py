@@ -134,7 +134,7 @@ class KnownPeer:
 
 @dataclass(slots=True)
 class Coordinator:
-    """Know the peers and own the ledger. `clock` returns seconds that never go back."""
+    """Answer the messages of peers, and decide which actor plays which group."""
 
     channel: LearnerChannel
     ledger: Ledger
@@ -144,6 +144,7 @@ class Coordinator:
     """Chooses the task of each new group, and its opponent."""
     config: Config
     clock: Callable[[], float]
+    """Returns the time in seconds; it never goes back."""
     weights: WeightStore
     """The published versions, and which peer still needs which of them."""
     league: League = field(default_factory=League)
@@ -188,7 +189,7 @@ class Coordinator:
     # What the learner calls.
 
     def take(self, peer: Peer, message: Message) -> None:
-        """Decide on one message of a peer.
+        """Handle one message of a peer: record what it says, and answer it.
 
         Raises:
             DeterministicFailure: too many groups were dropped in a row.
@@ -246,10 +247,10 @@ class Coordinator:
     def announce(self, publication: Publication) -> None:
         """Journal that the weights of a version can be read, and announce them to the peers.
 
-        The first announcement is of the version that this process begins with, and opens the store,
-        for which the peers have waited. This version is journaled only if the league awaits it as
-        an opponent: otherwise the record would change nothing. With `admission.lag`, actors begin
-        with older versions.
+        The first announcement is of the version that this process begins with. It opens the store
+        of weights, so the peers that waited for weights are welcomed; with `admission.lag`, actors
+        begin with older versions. The first version is journaled only if the league awaits it as an
+        opponent: otherwise the record would change nothing.
         """
         version, is_open = publication.version, self.weights.is_open
         if is_open or self.league.awaits(version):
@@ -281,7 +282,8 @@ class Coordinator:
         """Welcome the peers that waited for the first weights.
 
         Args:
-            publications: Oldest first; several if a restarted learner's actors lag.
+            publications: Oldest first; more than one if the learner was restarted and
+                `admission.lag` lets actors use older weights.
         """
         self.weights.open(*publications)
         self._opened_at = self.clock()
@@ -290,7 +292,9 @@ class Coordinator:
         self._grant()
 
     def trained(self, version: int) -> None:
-        """End the oldest batch in training: the journal holds its step `version` durably."""
+        """Remove the oldest batch in training from the groups in flight: its step, which made
+        `version`, is durable in the journal. Groups that are now too old are dropped.
+        """
         for dropped in self.ledger.trained(version):
             self.journal.append(dropped)
         self.journal.roll(
@@ -300,7 +304,11 @@ class Coordinator:
         )
 
     def limit_concurrency(self, step_s: float) -> None:
-        """Set how many groups may be incomplete; the last step kept the trainer busy `step_s`."""
+        """Set how many groups may be incomplete at once.
+
+        Args:
+            step_s: Seconds for which the last step kept the trainer busy.
+        """
         if self.concurrency is not None:
             self.concurrency.record_step(step_s)
             self.ledger.max_concurrent_groups = self.concurrency.limit
@@ -311,13 +319,14 @@ class Coordinator:
 
     def rivals(self) -> set[int]:
         """Return the versions of the policy that are opponents of groups, now or later."""
-        # Opponents of complete groups are left out, because they have played. A restarted learner,
-        # which has the groups in training in flight again, thus needs no weights that were removed.
+        # Opponents of complete groups are left out, because they have played. So a restarted
+        # learner needs no weights that were removed, although the groups that were in training are
+        # in flight again.
         playing = {version_of(member) for member in self.ledger.incomplete_members()}
         return self.league.kept() | {version for version in playing if version is not None}
 
     def close(self) -> None:
-        """Grant nothing more; results are still taken in."""
+        """Grant no more groups; results are still taken in."""
         self._is_closed = True
 
     def has_heard_all(self) -> bool:
@@ -346,12 +355,12 @@ class Coordinator:
     def present_actors(self) -> tuple[int, int]:
         """Return the number of actors that are not silent, and of those that load their engine."""
         present = [known for known in self.peers.values() if known.is_present_actor]
-        # An actor's heartbeats have no counters until its engine is there.
+        # An actor's heartbeats have no counters until its engine is loaded.
         num_loading = sum(not (each.heartbeat and each.heartbeat.counters) for each in present)
         return len(present), num_loading
 
     def take_load_records(self) -> list[LoadedWeights]:
-        """Return, once, the records of engines that loaded weights since the last call."""
+        """Return and forget the records of engines that loaded weights since the last call."""
         taken, self._loaded = self._loaded, []
         return taken
 
@@ -365,8 +374,8 @@ class Coordinator:
         return known
 
     def note(self, sentence: str) -> None:
-        """Remember what went wrong, for people to read."""
-        self.faults = [*self.faults[1 - MAX_FAULTS :], sentence]
+        """Keep a sentence about what went wrong, for the terminal and the run log."""
+        self.faults = [*self.faults, sentence][-MAX_FAULTS:]
 
     # Peers that come and go.
 
@@ -395,7 +404,7 @@ class Coordinator:
             self._welcome_and_repeat_grants(peer)
 
     def _welcome_and_repeat_grants(self, peer: Peer) -> None:
-        """Welcome a peer, and repeat its grants: it may not have heard of all of them."""
+        """Welcome a peer, and repeat its grants, some of which it may not have received."""
         self.peers[peer].last_heard = self.clock()  # until now the learner kept it waiting
         self._welcome(peer)
         deadline_s = self.config.admission.grant_deadline_s
@@ -403,7 +412,7 @@ class Coordinator:
             self._send_when_durable(peer, self._with_rival(grant))
 
     def _welcome(self, peer: Peer) -> None:
-        """Tell a peer which weights to sample with, and which groups are its own."""
+        """Tell a peer which weights to sample with, and which groups it goes on playing."""
         newest = self.weights.welcome(peer, self.peers[peer].hello.role)
         keeps = self.ledger.played_by(peer)
         self._send(peer, Welcome(version=newest.version, weights_path=newest.path, keeps=keeps))
@@ -425,10 +434,10 @@ class Coordinator:
         )
 
     def _look_after_peers(self, now: float) -> None:
-        """Mark silent peers as away, and forget those that were away for long.
+        """Mark silent actors as away, and forget those that were away for long.
 
-        Nothing is sent to a peer that is away, so no send fails if it has ended. If it were not
-        forgotten, a machine that vanished would keep its leases on weights for ever.
+        Nothing is sent to an actor that is away, so no failed send shows that it has ended. If it
+        were not forgotten, an actor that vanished would keep its leases on weights for ever.
         """
         for peer, known in list(self.peers.items()):
             if self.weights.is_open and known.is_newly_silent(now):
@@ -443,12 +452,12 @@ class Coordinator:
                 self._remove(peer)
 
     def _forget_peers_of_earlier_process(self, now: float) -> None:
-        """Take groups and leases from peers that have not come back after a restart of the
-        learner.
+        """Take groups and leases on weights from peers that have not come back after a restart of
+        the learner.
 
         The leases are kept until the evaluator has come back, however long it is busy: without the
-        weights of the evaluations in its queue it would fail. The supervisor restarts it if it has
-        ended.
+        weights of the evaluations in its queue it would fail. The supervisor restarts an evaluator
+        that has ended.
         """
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
             if any(not known.is_actor for known in self.peers.values()):
@@ -541,7 +550,9 @@ class Coordinator:
         )
 
     def _with_rival(self, grant: GroupGrant) -> GroupGrant:
-        """Add the path of the opponent's weights, if the opponent is a version of the policy."""
+        """Add the path of the opponent's weights to a grant whose opponent is a past version of the
+        policy.
+        """
         version = version_of(grant.member)
         if version is None:
             return grant
@@ -578,8 +589,8 @@ class Coordinator:
         if counts.drops_in_a_row >= most:
             cure = drop_kind(counts.last_drop).cure or "Mend the cause."
             raise DeterministicFailure(
-                f"{counts.drops_in_a_row} groups in a row were dropped, and {most} end a run; the "
-                f"last one: {counts.last_drop.rstrip('.')}. {cure} Then go on with --resume"
+                f"{counts.drops_in_a_row} groups in a row were dropped, and {most} end a run. The "
+                f"last drop: {counts.last_drop.rstrip('.')}. {cure} Then go on with --resume"
             )
 
     # Results.

@@ -54,7 +54,7 @@ from mage_services.weights.weight_store import WeightStore
 #     ranks     the end of another rank    ends the learner
 #     publish   a copy of new weights      writes it, and announces the version to the peers
 #
-# Beside them, `TrainingLoop.train` waits for `arrived`, takes a batch of groups and trains on it.
+# Meanwhile, `TrainingLoop.train` waits for `arrived`, takes a batch of groups and trains on it.
 # Until the last step this is its only wait for actors: after a step it copies the weights and goes
 # on, and the task `publish` writes and announces the copy.
 #
@@ -90,11 +90,11 @@ async def main(startup: Startup, status: Status) -> None:
         is_resumed = startup.run.policy.exists()
         prepared = await _prepare(startup, status, trainer_thread, ledger, league, methods, ranks)
         warm_start_s: float | None = time.monotonic() - began
-        if is_resumed:  # the time above was spent on the steps after the checkpoint
+        if is_resumed:  # then `_prepare` made no warm start, but trained steps of the journal again
             warm_start_s = read_document(startup.run.learner).get("warm_start_s")
         header = segment_header(ledger, config, league, methods, prepared.sources)
         journal = open_journal_file(startup, prepared, header)
-        ledger.restart_timers(time.monotonic())  # of the groups that the journal has in flight
+        ledger.restart_timers(time.monotonic())  # of the groups in flight, read from the journal
         weights = WeightStore(
             config.transport.weights.open(startup.run, config),
             lag=config.admission.lag,
@@ -253,8 +253,8 @@ def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise DeterministicFailure(
-            f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
-            "restore them, or begin the run anew"
+            "the journal names past versions of the policy as opponents whose weights are gone: "
+            f"{', '.join(map(str, missing))}; restore these files, or begin a new run"
         )
 
 

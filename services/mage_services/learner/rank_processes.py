@@ -91,7 +91,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         """
         if self._workers:
             async for _ in ticks(POLL_S):
-                self._check()
+                self._raise_if_ended()
 
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, *__: object
@@ -99,10 +99,10 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         try:
             if error is None:
                 self._end()
-            # If a rank has ended, torch raises a connection error that does not name it, so the end
-            # of the rank is raised instead. A MageError names its own cause.
+            # If a rank has ended, torch raises a connection error that does not name the rank. It
+            # is replaced by an error that does. A MageError names its own cause.
             elif isinstance(error, Exception) and not isinstance(first_failure(error), MageError):
-                self._check(PATIENCE_S)
+                self._raise_if_ended(PATIENCE_S)
         finally:
             for worker in self._workers:
                 worker.kill()
@@ -121,7 +121,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             if worker.channel.receive() is None:
                 raise _failure(number, worker.process.wait())
 
-    def _check(self, patience_s: float = 0.0) -> None:
+    def _raise_if_ended(self, patience_s: float = 0.0) -> None:
         """Raise a RunError if a rank has ended.
 
         Args:
@@ -134,7 +134,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
                 raise _failure(number, worker.process.returncode)
 
     def _end(self) -> None:
-        """Ask the ranks to end, and wait for them."""
+        """Let the ranks end, by closing their channels, and wait for them."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
         for worker in self._workers:

@@ -115,7 +115,7 @@ class JoinedRank:
 
 
 NO_DIGEST = "0" * 16
-"""Placeholder of a digest that is not known yet, of the same length."""
+"""Placeholder for a digest that is not known yet; as long as a digest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,16 +130,19 @@ class SharedSnapshot:
     """Offset of the tensors in the file, in bytes."""
     logprobs: list[float]
     """Log-probs of the probe tokens, in nats, with which an engine checks the weights that it has
-    loaded; empty: this version is not scored, so it has none."""
+    loaded; empty for a version that is published without them."""
     file: Path
     """Where the weights are published."""
     written: "Future[None]"
+    """Done once all ranks have written their shards; its `result()` raises as `WriterThread.begin`
+    says."""
     ready: None = None
-    """As of `Snapshot`: there is no event to wait for before `data` is read."""
+    """Always None, because `data` itself waits. (A `Snapshot` may have an event here that is set
+    once its `data` may be read.)"""
 
     @property
     def data(self) -> torch.Tensor:
-        """The tensors as a memory-mapped uint8 tensor [bytes]. Waits for all ranks.
+        """The bytes of all tensors, a memory-mapped uint8 tensor [bytes]. Waits for all ranks.
 
         Raises:
             RankGone: a rank has ended.
@@ -199,17 +202,19 @@ class ShardedFiles:
 
         Args:
             file: Where they will be published.
-            logprobs: float32 [probe tokens - 1], of the current weights; None: the version is not
-                scored (`SharedSnapshot.logprobs`).
+            logprobs: Log-probs of the probe tokens, float32 [probe tokens - 1], in nats; None if
+                the version is published without them.
         """
         trainer, places = self._trainer, file_places(self._trainer.model)
         scored = [] if logprobs is None else logprobs.tolist()
-        fingerprint = fingerprint_of(trainer.version, places, None, scored)  # not written yet
-        digests = {place.name: NO_DIGEST for place in places}
-        # The tensors are written before their digests are known. A header of the final length says
-        # at which offset they begin. The fingerprint of a scored version has a digest of each
-        # tensor, that of any other version a single digest of sampled bytes (`fingerprint_of`).
-        draft = replace(fingerprint, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
+        # The tensors are written before their digests are known. So the offset at which they begin
+        # is the length of a header with placeholders. The fingerprint of a version with log-probs
+        # has a digest of each tensor, that of any other version a single digest of sampled bytes.
+        draft = fingerprint_of(trainer.version, places, None, scored)
+        if scored:
+            draft = replace(draft, tensors={place.name: NO_DIGEST for place in places})
+        else:
+            draft = replace(draft, sample=NO_DIGEST)
         start = len(head_of(places, draft))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
@@ -238,7 +243,7 @@ class ShardedFiles:
             chat_source: Model directory whose tokenizer and chat template are copied.
             folder: Folder of all checkpoints of the run.
             counters: Counters that the checkpoint keeps for the learner (`Training.counters`).
-            best: A checkpoint that is kept beside the newest ones.
+            best: A checkpoint that is not deleted, although it may not be among the newest ones.
             digest: Digest of the weights, by which a reader checks that they are whole.
         """
         trainer = self._trainer
@@ -247,11 +252,15 @@ class ShardedFiles:
             head = head_of(file_places(trainer.model))
             export_without_weights(trainer.model, chat_source, working)
             write_head(working / WEIGHTS, head)
-        kept = {"version": trainer.version, STATE: trainer.optimizer_state, "digest": digest}
-        keep = trainer.config.learner.keep_checkpoints
+        content = counters | {
+            "version": trainer.version,
+            STATE: trainer.optimizer_state,
+            "digest": digest,
+        }
+        num_kept = trainer.config.learner.keep_checkpoints
         order = Save(str(working), len(head))
         self._joined.ranks.send_all(order)
-        return self.save(order, lambda: complete_checkpoint(working, counters | kept, keep, best))
+        return self.save(order, lambda: complete_checkpoint(working, content, num_kept, best))
 
     def save(self, order: Save, then: Callable[[], T]) -> "Future[T]":
         """Write this rank's shards of weights and optimizer state into the ordered folder.

@@ -92,8 +92,8 @@ def prepare(
     methods: Methods,
     ranks: RankProcesses,
 ) -> Prepared:
-    """Load the newest checkpoint of the run or, if there is none, its policy, which is prepared if
-    the run is new. Then train the journal's steps after the checkpoint again.
+    """Load the newest checkpoint of the run or, if it has none, its policy, which a new run
+    prepares first. Then train the journal's steps after the checkpoint again.
 
     Args:
         report: called with the progress of a warm start.
@@ -241,7 +241,7 @@ def _train_again(training: Training, committed: Committed, names: Sequence[str])
     """Train a step of the journal, compare the weights, and return its metrics.
 
     Args:
-        names: see `Training.redo`.
+        names: the user's own classes that were edited since the step was trained.
     """
     metrics, difference = training.redo(committed, names)
     if difference and _sums_in_same_order(committed, training.config):

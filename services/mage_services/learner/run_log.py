@@ -45,8 +45,8 @@ NUM_SAMPLES = 10
 def has_sample(version: int, steps: int) -> bool:
     """Return whether a trial of the step that made a version is written as text.
 
-    `NUM_SAMPLES` steps have one, at equal distances up to the last step of the run; of a shorter
-    run all steps.
+    `NUM_SAMPLES` steps have one, at equal distances up to the last step of the run. In a run of
+    fewer steps, every step has one.
 
     Args:
         steps: number of steps of the run.
@@ -173,7 +173,7 @@ class RunLog:
         return {"learner": self.time.seconds(), **self._coordinator.blocked_s()}
 
     def view(self) -> dict[str, Any]:
-        """Return the figures that the terminal shows beside the metrics of a step."""
+        """Return what the terminal shows besides the metrics of a step."""
         return {
             "trials": trial_counts(self._coordinator.ledger.counts()),
             "blocked_s": self.blocked_s(),
@@ -199,7 +199,7 @@ class RunLog:
         )
 
     def note_if_nothing_to_learn(self, groups: list[Group]) -> None:
-        """Print a note if there is nothing to learn from the first batches."""
+        """Add a note to the faults if the first batches hold nothing to learn from."""
         text = self._signal.batch(self._training.trainer.version, groups)
         if text is not None:
             self._coordinator.note(text)
@@ -211,17 +211,18 @@ class RunLog:
         # In the names of metrics, a receipt is the report of an engine that it has loaded a version
         # with the learner's fingerprint.
         loaded = coordinator.take_load_records()
-        differences = [record.difference for record in loaded]
+        # 0.0 in a record: the version was published without log-probs of the learner.
+        differences = [record.difference for record in loaded if record.difference > 0.0]
         metrics = {
             "actors_idle_share": idle_share(before, self._last_blocked_s),
             "receipts": len(loaded) or None,
             "receipt_retries": sum(record.num_retries for record in loaded) if loaded else None,
-            "receipt_difference": max(filter(None, differences), default=None),
+            "receipt_difference": max(differences, default=None),
             **self._drop_metrics(coordinator.ledger.take_drops()),
             "over_bound_by_actor": over_bound_by_actor(
                 groups,
                 coordinator.take_actors(),
-                version=version - 1,  # the step was trained from the weights before
+                version=version - 1,  # the version of the weights that the step began with
                 bound=admission.nominal_most_stale,
             ),
         }

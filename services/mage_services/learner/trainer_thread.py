@@ -50,9 +50,9 @@ several ranks."""
 
 
 class Training:
-    """Hold the trainer of a run and the files that it writes.
+    """Train, copy and save the policy of a run.
 
-    If the learner has several ranks, every rank has one of these, for its shards of the model.
+    If the learner has several ranks, every rank has a `Training` for its shards of the model.
     Whatever computes on the model must run on every rank, so rank 0 sends an order to the other
     ranks first: `trainer` sends it before a forward or a step, `sharded` before it writes, and this
     class in all other cases. On the other ranks, which execute the orders (`RankWorker`), the same
@@ -218,8 +218,8 @@ class Training:
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
     def limited_memory(self, what: str = "") -> AbstractContextManager[None]:
-        """Return the context in which a step of this run is trained or its weights are copied:
-        `limited_memory` of this module.
+        """Return a context that turns a failed allocation of this run into an error with advice
+        (`limited_memory` of this module).
 
         Args:
             what: What needs the memory; empty for the next step.
@@ -230,7 +230,8 @@ class Training:
         return limited_memory(what, self.trainer.config, self.run, is_first=is_first)
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Compare the engine's log-probs with the learner's, at equal version.
+        """Compare the engine's log-probs with the learner's, for tokens sampled with the current
+        weights.
 
         Returns:
             The metrics `logprob_mismatch_...`, in nats.
@@ -399,7 +400,9 @@ class TrainerThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def call(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Run `work` in the thread. If cancelled, work that has begun is finished."""
+        """Run `work` in the thread, and return its result. If cancelled, work that has begun is
+        finished.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
     def close(self) -> None:

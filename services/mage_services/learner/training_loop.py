@@ -114,7 +114,7 @@ class TrainingLoop:
         self._enter("journal sync")
         # League and methods are updated at the commit, as in a replay of the journal.
         self._coordinator.league.trained(groups)
-        commit = self._with_method_digests(commit, groups)
+        commit = self._learn_methods(commit, groups)
         await self._journal.durable(commit)
         self._enter("publishing")
         await self.run_log.write_method_states()  # before the evaluator hears of the version
@@ -140,8 +140,8 @@ class TrainingLoop:
             DeterministicFailure: `journal.max_bytes` has no room for a batch.
         """
         while (groups := self._coordinator.ledger.take_batch()) is None:
-            is_newer = self._checkpoint_version < self._training.trainer.version
-            if is_newer and self._journal.why_full():
+            can_checkpoint = self._checkpoint_version < self._training.trainer.version
+            if can_checkpoint and self._journal.why_full():
                 # No trial is taken in until there is space. Once a checkpoint is durable, earlier
                 # segments of the journal may be deleted.
                 await self._checkpoint()
@@ -156,7 +156,9 @@ class TrainingLoop:
         return groups
 
     def _check_budget(self) -> None:
-        """Raise a `DeterministicFailure` if nothing can ever free the journal."""
+        """Raise a `DeterministicFailure` if the journal is over its budget before the last step:
+        the newest checkpoint is durable then, and no later one can free space.
+        """
         is_last = self._training.trainer.version == self._config.learner.steps
         if self._journal.is_over_budget() and not is_last:
             raise DeterministicFailure(
@@ -166,8 +168,8 @@ class TrainingLoop:
                 "journal.max_bytes by 4 or more, then --resume"
             )
 
-    def _with_method_digests(self, commit: Commit, groups: list[Group]) -> Commit:
-        """Let the methods learn from a batch, and add the digests of their states to the commit."""
+    def _learn_methods(self, commit: Commit, groups: list[Group]) -> Commit:
+        """Let the methods learn from a batch; return the commit with digests of their states."""
         methods = self._coordinator.methods
         methods.learn(groups)
         return msgspec.structs.replace(commit, methods=methods.digests())
