@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): which tensors are trained, and which are published.
 
 Adapted layers are peft's: `base_layer` is the frozen layer, `lora_A` and `lora_B` are the adapter.
-They are recognised by these attributes, because importing peft takes seconds. Every function also
+A layer is recognised by these attributes, because importing peft takes seconds. Every function also
 takes a model without adapters, whose weights are all trained and published as they are.
 
 The adapters alone (`adapter_tensors`) are published for engines that merge them into their own copy
@@ -141,7 +141,7 @@ def merged_rows(
 ) -> dict[str, torch.Tensor]:
     """Compute one row of each of `merged_tensors`, from that row of the base tensor alone.
 
-    A comparison with the published tensors shows whether merging has left something out.
+    A published tensor that differs in this row was not merged, or was merged with other weights.
 
     Args:
         tensors: the base tensors, by their published names.

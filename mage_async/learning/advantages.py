@@ -59,8 +59,8 @@ class Advantage(Variant, tag_field="estimator"):
     scale: list[Key] | Literal["none"] = field(default_factory=lambda: ["member"])
     """Advantages, anchor term included, are divided by their root mean square over the turns that
     agree in all these columns; [] takes the whole batch, and "none" divides by nothing. gigpo
-    divides each of its terms by the standard deviation of its cell instead; token_normalised
-    subtracts the mean over the tokens of these turns first, and each token counts."""
+    divides each of its terms by the standard deviation of its cell instead; token_normalised first
+    subtracts the mean over the tokens of these turns, and its root mean square is over tokens."""
     value: Literal["return", "trial_score"] = "return"
     """The compared quantity. "return": the return of each turn by `credit`. "trial_score": one
     score per trial, the undiscounted sum of the amounts that `credit` pays for its turns; all turns
@@ -108,17 +108,17 @@ class Advantage(Variant, tag_field="estimator"):
 
         import torch
 
-        what, wanted = f"advantage estimator {self.kind!r}", (len(table),)
+        what, expected = f"advantage estimator {self.kind!r}", (len(table),)
         with as_config_error(what):
             # The columns of a table are NumPy arrays, so a user's class may return a NumPy array.
             values = self.estimate(table, device)
             found = torch.as_tensor(values, dtype=torch.float64, device=device)
             shape, is_finite = tuple(found.shape), bool(found.isfinite().all())
-        if shape != wanted or not is_finite:
-            finding = "numbers that are not finite" if shape == wanted else f"shape {shape}"
+        if shape != expected or not is_finite:
+            finding = "numbers that are not finite" if shape == expected else f"shape {shape}"
             raise ConfigError(
                 f"{what}: `estimate`{place_of(type(self).estimate)} returned {finding} for "
-                f"{wanted[0]} turns: return a tensor of shape {wanted} of finite numbers"
+                f"{len(table)} turns: return a tensor of shape {expected} of finite numbers"
             )
         return found
 
@@ -250,7 +250,7 @@ class Gigpo(Advantage, tag="gigpo"):
     #
     # With baseline ["group"], weight "sample", anchor_weight 1 and penalties subtracted from the
     # score, the result is that of MAGE's code to rounding (recorded in the tests): nothing is
-    # compared across opponents. It has these habits of that code:
+    # compared across opponents. It repeats these habits of that code:
     #
     # - Means are over turns, so long trials weigh more, and a reflection enters the first one with
     #   score 0: in groups that do well a reflection is pushed down, whatever it says. The baseline
@@ -285,7 +285,7 @@ class Gigpo(Advantage, tag="gigpo"):
         return scores + self.anchor_weight * returns
 
     def check(self, config: Any) -> None:
-        """Refuse a scale over other cells than the first term's, and scores as returns."""
+        """Refuse a `scale` over other cells than `baseline`, and a `value` other than "return"."""
         super().check(config)
         if self.value != "return":
             raise ConfigError(
@@ -305,7 +305,7 @@ def turn_advantages(
     """Return the advantages of all turns, penalties included: float64 `[N]` on `device`.
 
     Args:
-        transcript: its limits of completions are those of the penalty on length.
+        transcript: has the limits of completions, which the penalty on length is relative to.
     """
     acts = table.kind == Kind.ACT
     limits = np.where(acts, transcript.max_action_tokens, transcript.max_reflection_tokens)
@@ -325,10 +325,10 @@ def turn_advantages(
 
 def _ranges(values: "Tensor", cells: "Cells") -> "Tensor":
     """Return the range of the values in each turn's cell, or 1 where it is 0: float64 `[N]`."""
-    low, high = (
-        values.new_full((cells.num_cells,), beyond).scatter_reduce(0, cells.ids, values, reduce)
-        for beyond, reduce in ((math.inf, "amin"), (-math.inf, "amax"))
-    )
+    low = values.new_full((cells.num_cells,), math.inf)
+    low = low.scatter_reduce(0, cells.ids, values, "amin")
+    high = values.new_full((cells.num_cells,), -math.inf)
+    high = high.scatter_reduce(0, cells.ids, values, "amax")
     ranges = (high - low)[cells.ids]
     return ranges.where(ranges > 0.0, 1.0)
 
@@ -356,7 +356,7 @@ def _cells(
     weights = None
     if weight == "trial" and parts is not None:
         weights = 1.0 / np.bincount(parts)[parts]
-        parts = parts if has_parts else None  # the weights say all that a mean needs of them
+        parts = parts if has_parts else None  # a mean needs the weights only, not the parts
     elif weight == "token":
         tokens = table.num_sampled.astype(np.float64)
         # Turns without a sampled token have no loss; a cell of such turns still needs a mean.

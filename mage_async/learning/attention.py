@@ -7,8 +7,8 @@ again. Under a causal mask the padding on the right has no effect, and trials of
 have nearly equal lengths, so this costs little; a block-diagonal mask over `T` would cost `T / L`
 times as much.
 
-Sequences may share their first `P` tokens, the opening, which then stands once at the beginning of
-the row: the own tokens of every sequence attend to its keys.
+Sequences may share a prefix of `P` tokens, the *opening*. It then stands once, at the beginning of
+the row, and the own tokens of every sequence attend to its keys.
 
 Shapes: `T` packed tokens, of which the first `P` are the opening; `S` sequences, `L` own tokens of
 the longest, `N` heads, `K` key-value heads, `D` head size, `M` keys of all sequences with their
@@ -121,9 +121,9 @@ def packed_attention(
     # A window that is as wide as the longest sequence hides nothing.
     window = sliding_window or 0
     window = 0 if window >= opening + longest else window
-    if boundaries.extents is not None and fits(query, dropout):
+    if boundaries.extents is not None and kernel_takes(query, dropout):
         return attend_by_kernel(*rows, boundaries.extents, scaling, window)[None], None
-    padded = partial(_attend, scale=scaling, dropout_p=dropout)
+    attend = partial(_attend, scale=scaling, dropout_p=dropout)
 
     def visible(num_queries: int, num_keys: int) -> torch.Tensor | None:
         """Return the mask of the window; None without a window."""
@@ -131,7 +131,7 @@ def packed_attention(
 
     if not opening:
         folded = [_fold(each, boundaries) for each in rows]
-        attended = padded(*folded, visible=visible(longest, longest))
+        attended = attend(*folded, visible=visible(longest, longest))
         return _unfold(attended, boundaries)[None], None
     # The opening attends to itself once; every sequence sees its keys and values before its own.
     split = [each.tensor_split((opening,)) for each in rows]
@@ -142,12 +142,12 @@ def packed_attention(
         for shared, own in zip(of_opening[1:], folded[1:], strict=True)
     ]
     own_visible = visible(longest, opening + longest) if window else boundaries.visible
-    own_attended = _unfold(padded(folded[0], *with_opening, visible=own_visible), boundaries)
-    opening_attended = padded(*of_opening, visible=visible(opening, opening))
+    own_attended = _unfold(attend(folded[0], *with_opening, visible=own_visible), boundaries)
+    opening_attended = attend(*of_opening, visible=visible(opening, opening))
     return torch.cat((opening_attended[0].transpose(0, 1), own_attended))[None], None
 
 
-# Padded: fold the row to [S, L], attend, unfold.
+# Attention over padded rows: fold the row to [S, L], attend, unfold.
 
 
 def _attend(
@@ -233,7 +233,7 @@ def lacks_grouped_kernel(
     return device.type == "cuda" and (is_masked or dtype not in (torch.bfloat16, torch.float16))
 
 
-# Variable length: torch's flash kernel on CUDA, in 16 bits. This path has never run on a GPU.
+# Attention by torch's variable-length flash kernel, on CUDA in 16 bits. It has never run on a GPU.
 #
 # The opening is a sequence of queries of its own. Its keys are copied before the own keys of every
 # other sequence: the kernel's causal mask is aligned at the last query and the last key of a
@@ -256,7 +256,7 @@ def kernel() -> Callable[..., Any] | None:
     return varlen_attn if {"scale", "window_size", "enable_gqa"} <= takes.keys() else None
 
 
-def fits(query: torch.Tensor, dropout: float) -> bool:
+def kernel_takes(query: torch.Tensor, dropout: float) -> bool:
     """Return whether the kernel takes queries of this device, dtype and shape, [1, N, T, D]. The
     kernel has no dropout.
     """
@@ -345,7 +345,7 @@ def attend_by_kernel(
         window: Number of tokens that a token sees, itself and those before it; 0: all.
     """
     attention = kernel()
-    assert attention is not None, "`fits` was true"
+    assert attention is not None, "`kernel_takes` was true"
     if extents.copies is not None:
         key, value = (CopyOpening.apply(each, extents.copies, extents.own) for each in (key, value))
     attended: torch.Tensor = attention(

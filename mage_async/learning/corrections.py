@@ -100,14 +100,14 @@ class Correction(Variant):
         what += f": `surrogate`{place_of(type(self).surrogate)} returned"
         if not isinstance(found, Surrogate):
             raise ConfigError(f"{what} a {type(found).__name__}, not a `Surrogate`")
-        wanted = tuple(tokens.logprobs.shape)
+        expected = tuple(tokens.logprobs.shape)
         for field in fields(found):
             value = getattr(found, field.name)
             shape = tuple(value.shape) if hasattr(value, "shape") else f"none ({value!r:.40})"
-            if shape != wanted:
+            if shape != expected:
                 raise ConfigError(
-                    f"{what} `{field.name}` of shape {shape} for {wanted[0]} tokens: return a "
-                    f"tensor of shape {wanted}, with a number for each token"
+                    f"{what} `{field.name}` of shape {shape} for {expected[0]} tokens: return a "
+                    f"tensor of shape {expected}, with a number for each token"
                 )
         return found
 
@@ -323,15 +323,15 @@ class Kpop(Clipped, tag="kpop"):
 
 
 # Masked importance sampling at three levels (Liu, Li et al. 2025, "When Speed Kills Stability"): a
-# token, or its whole turn, whose weight is too large is masked. Truncation would keep the direction
-# of a gradient whose size it does not trust.
+# token, or its whole turn, whose weight is too large is masked. Truncation would trust the
+# direction of such a token's gradient, although it does not trust the size.
 
 
 class MisToken(Truncated, tag="mis_token"):
     """Tokens whose importance weight is too large are masked."""
 
     def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Mask weights above the largest one."""
+        """Mask tokens whose weight is above `max_weight`."""
         weights = importance(tokens)
         return weights, weights > self.max_weight
 
@@ -350,7 +350,8 @@ class MisSequence(Truncated, tag="mis_sequence"):
 class MisGeometric(Truncated, tag="mis_geometric"):
     """Turns whose geometric mean of importance weights lies outside a band are masked."""
 
-    # The geometric mean does not punish long turns. The other turns are weighed as by `decoupled`.
+    # The geometric mean, unlike the product, does not grow with the length of a turn. Turns inside
+    # the band are weighed as by `decoupled`.
     # With the defaults this is `decoupled_geo_rs_token_tis` of the authors' code in verl.
 
     keep_low: Share = 0.999
@@ -434,7 +435,7 @@ class Dppo(Correction, tag="dppo"):
             ratio.clamp(max=self.max_weight) * (tokens.logprobs - tokens.logprobs.detach()).exp()
         )
         is_clipped = (ratio > self.max_weight) & ~is_masked
-        return replace(_masked_gain(tokens, weight, is_masked), is_clipped=is_clipped)
+        return replace(_masked_losses(tokens, weight, is_masked), is_clipped=is_clipped)
 
 
 Selection = Callable[["torch.Tensor", float], "torch.Tensor"]
@@ -481,7 +482,7 @@ class M2po(Correction, tag="m2po"):
         is_pushed = gap.detach() * tokens.advantages > 0
         is_masked = is_pushed.clone()
         is_masked[is_pushed] = ~largest(gap.detach()[is_pushed] ** 2, self.max_second_moment)
-        return _masked_gain(tokens, gap.exp(), is_masked)
+        return _masked_losses(tokens, gap.exp(), is_masked)
 
 
 class Vcpo(Correction, tag="vcpo"):
@@ -644,7 +645,7 @@ def turn_means(values: "torch.Tensor", turns: "torch.Tensor") -> "torch.Tensor":
     return sums_within(values, turns) / sums_within(values.new_ones(len(values)), turns)
 
 
-def _masked_gain(tokens: Tokens, ratio: "torch.Tensor", is_masked: "torch.Tensor") -> Surrogate:
+def _masked_losses(tokens: Tokens, ratio: "torch.Tensor", is_masked: "torch.Tensor") -> Surrogate:
     """Return the losses `-r A`, which are 0 at masked tokens; `ratio` and `is_masked` are [N]."""
     losses = (-ratio * tokens.advantages).masked_fill(is_masked, 0.0)
     weights = ratio.detach().masked_fill(is_masked, 0.0)

@@ -51,8 +51,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Describe one of the model's linear layers, as rows of a `Matrix`."""
+class LayerRows:
+    """Describe which rows of a `Matrix` one of the model's linear layers is."""
 
     layer: Any
     """torch's linear layer, or peft's with an adapter."""
@@ -84,7 +84,7 @@ class Matrix:
     def __init__(self, layers: Sequence[tuple[Any, int]]) -> None:
         ends = torch.tensor([layer.weight.shape[0] for layer, _ in layers]).cumsum(0).tolist()
         parts = [
-            Part(layer, slice(end - layer.weight.shape[0], end), head_dim)
+            LayerRows(layer, slice(end - layer.weight.shape[0], end), head_dim)
             for (layer, head_dim), end in zip(layers, ends, strict=True)
         ]
         self.adapted = [part for part in parts if hasattr(part.layer, "lora_A")]
@@ -272,8 +272,8 @@ class Folding:
         """Apply the rotary position embedding in place, to the queries and keys of float32
         [T, (N + 2K) H]; with `is_back`, undo it.
         """
-        turned = qkv[:, : (self.shape.heads + self.shape.kv_heads) * self.shape.head_dim]
-        pairs = torch.view_as_complex(turned.unflatten(1, (-1, self.shape.head_dim // 2, 2)))
+        queries_keys = qkv[:, : (self.shape.heads + self.shape.kv_heads) * self.shape.head_dim]
+        pairs = torch.view_as_complex(queries_keys.unflatten(1, (-1, self.shape.head_dim // 2, 2)))
         pairs.mul_(self.angles.conj() if is_back else self.angles)
         return qkv
 
@@ -598,8 +598,8 @@ class MergedLayers:
 
 
 def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
-    """Return the model's layers with adapters merged, made at the first call, and again after the
-    frozen weights have changed.
+    """Return the model's layers with adapters merged. They are made at the first call, and again
+    after the frozen weights have changed.
 
     Returns:
         None if the model has to be computed operation by operation, because it has no adapters or

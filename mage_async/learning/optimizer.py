@@ -7,7 +7,7 @@ gradients of several micro-batches are added in float32, at the masters.
 
 FSDP2's `MixedPrecisionPolicy` computes the same by keeping float32 weights and rounding them before
 every forward. Here the model itself holds the rounded weights, which are published and compared bit
-by bit with the engine's, and only the optimizer knows of masters. That also works with activation
+by bit with the engine's, and only the optimizer reads the masters. That also works with activation
 checkpointing, adapters and `hidden_states`, which does not call the root module.
 
 An update whose gradient is not finite is skipped (`step_if_finite`), in training and in a warm
@@ -78,7 +78,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def set_decays(optimizer: torch.optim.Optimizer, beta2: float, weight_decay: float) -> None:
-    """Set the decays of both moments, and that of the weights, which holds for all of them: norms
+    """Set the decays of both moments, and the weight decay, which applies to every weight, norms
     and biases too.
 
     Args:
@@ -125,8 +125,8 @@ def _in_8_bits(
 
 
 class Masters:
-    """Keep a float32 copy (a master) of each weight of 16 bits, which the optimizer updates in its
-    place; the other weights are updated directly.
+    """Keep a float32 copy, the master, of each trained weight of 16 bits. The optimizer updates the
+    master instead of the weight; other weights it updates directly.
 
     Args:
         is_on: make masters; otherwise the optimizer updates all weights directly.

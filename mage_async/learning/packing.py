@@ -6,8 +6,8 @@ groups the sequences of a minibatch so that the memory of a step does not grow w
 the learner's device.
 
 A trial is a list of segments, contexts that only grow; a turn is one completion in a segment. A
-training sequence is one segment. Some methods have an adviser, which names the action that it would
-take instead of the policy's: an *alternative*.
+training sequence is one segment. Some methods have an adviser, such as an expert. It names the
+action that it would take instead of the sampled one, an *alternative*, which is not played.
 
 Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 """
@@ -71,8 +71,8 @@ class TrainingSequence:
     turn_lengths: np.ndarray
     """int64 [turns]: sampled tokens of each turn; they sum to n."""
     advantages: Tensor
-    """float32 [turns], on the learner's device: the factor of the loss of each turn's tokens, an
-    advantage times a weight (see `trained_advantages`).
+    """float32 [turns], on the learner's device: by what the loss of each turn's tokens is
+    multiplied, the turn's advantage times its weight (`trained_advantages`).
     """
     alternatives: Mapping[int, int] = field(default_factory=dict)
     """The token of an alternative action, by the position of the sampled token that it replaces."""
@@ -98,29 +98,30 @@ def sequences_of(
 
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
-        weights: weights of their tokens in the KL term, likewise; None: 1.
+        weights: float32, in the same order: the weight of each turn's tokens in the KL term; None:
+            1.
         second_role: function that says which turns the second role took; None: there is one role.
         kinds: kinds of turns that are trained on.
     """
-    parts: list[_Part] = []
-    order: list[int] = []  # numbers of the trained turns over all trials, part by part
+    segments: list[_TrainedSegment] = []
+    order: list[int] = []  # numbers of the trained turns over all trials, segment by segment
     num_before = 0  # turns of the trials before
     for trial in trials:
-        for part in _parts(trial, second_role, kinds):
-            parts.append(part)
-            order += [num_before + number for number in part.numbers]
+        for segment in _trained_segments(trial, second_role, kinds):
+            segments.append(segment)
+            order += [num_before + number for number in segment.numbers]
         num_before += len(trial.turns)
     index = torch.tensor(order, dtype=torch.long, device=advantages.device)
-    counts = [len(part.turns) for part in parts]
+    counts = [len(segment.turns) for segment in segments]
     pieces = advantages[index].split(counts)
-    found = [_sequence(part, piece) for part, piece in zip(parts, pieces, strict=True)]
+    found = [_sequence(segment, piece) for segment, piece in zip(segments, pieces, strict=True)]
     if weights is None:
         return found
     pieces = weights[index].split(counts)
     return [replace(each, weights=piece) for each, piece in zip(found, pieces, strict=True)]
 
 
-class _Part(NamedTuple):
+class _TrainedSegment(NamedTuple):
     """Hold a segment with trained turns, and these turns."""
 
     segment: Segment
@@ -134,9 +135,9 @@ class _Part(NamedTuple):
     """The indices at which the role changes."""
 
 
-def _parts(
+def _trained_segments(
     trial: Trial, second_role: SecondRole | None, kinds: Collection[Kind]
-) -> Iterator[_Part]:
+) -> Iterator[_TrainedSegment]:
     """Yield the segments of a trial with a trained turn, in order; see `sequences_of`."""
     for place, segment in enumerate(trial.segments):
         own = [each for each in enumerate(trial.turns) if each[1].segment == place]
@@ -150,14 +151,14 @@ def _parts(
         alternatives = {
             advice.place: advice.token
             for advice in trial.alternatives
-            # -1: equal, or not comparable token by token
+            # -1: the alternative is equal, or cannot be compared token by token
             if advice.place >= 0 and trial.turns[advice.turn].segment == place
         }
         changes: tuple[int, ...] = ()
         if second_role:
             changes = role_changes((turn for _, turn in own), trial.num_episodes, second_role)
         numbers, turns = [number for number, _ in trained], [turn for _, turn in trained]
-        yield _Part(segment, numbers, turns, alternatives, changes)
+        yield _TrainedSegment(segment, numbers, turns, alternatives, changes)
 
 
 def training_sequences(
@@ -291,15 +292,15 @@ def has_advantage(group: Group, config: Config) -> bool:
     same, a turn may still have one: for an invalid action, a long completion, or the time of a
     reward.
     """
-    # The group is enough: its scale does not decide whether an advantage is 0. (The estimator
-    # "token_normalised" also subtracts a mean over the batch. That mean is no property of the
-    # group.)
+    # The rest of the batch is not needed: it changes the scale, which does not decide whether an
+    # advantage is 0. (The estimator "token_normalised" also subtracts a mean over the batch, which
+    # is ignored here, because it is no property of the group.)
     return bool(batch_advantages(credited([group], config), config, "cpu").any())
 
 
-def _sequence(part: _Part, advantages: Tensor) -> TrainingSequence:
-    """Make the training sequence of a part, whose trained turns have the given advantages."""
-    segment, turns = part.segment, part.turns
+def _sequence(trained: _TrainedSegment, advantages: Tensor) -> TrainingSequence:
+    """Make the training sequence of a segment whose trained turns have the given advantages."""
+    segment, turns = trained.segment, trained.turns
     places = np.flatnonzero(segment.is_sampled)
     is_of_turn = np.zeros(len(segment.tokens), bool)
     for turn in turns:
@@ -320,8 +321,16 @@ def _sequence(part: _Part, advantages: Tensor) -> TrainingSequence:
         provenances=provenance,
     )
     stop = int(places[-1]) + 1
-    tokens = with_roles(segment.tokens[:stop], [place for place in part.changes if place < stop])
-    return TrainingSequence(tokens, places, sampled, counts, advantages, part.alternatives, allowed)
+    changes = [place for place in trained.changes if place < stop]
+    return TrainingSequence(
+        with_roles(segment.tokens[:stop], changes),
+        places,
+        sampled,
+        counts,
+        advantages,
+        trained.alternatives,
+        allowed,
+    )
 
 
 def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:

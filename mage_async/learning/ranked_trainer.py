@@ -69,10 +69,7 @@ class RankedTrainer(Trainer):
         own, *others = zip(*minibatches, strict=True)  # by rank: its share of each minibatch
         self._ranks.send([Step([*map(to_bytes, shares)], counts, scale) for shares in others])
         # The micro-batches of the other ranks, to which their reports will be added.
-        packed = [
-            [[self._packed(each) for each in self._split(share)] for share in shares]
-            for shares in others
-        ]
+        packed = [[self._pack(share) for share in shares] for shares in others]
         updates = self._train(own, counts, scale)
         for rank, batches in enumerate(packed, start=1):
             updates = self._with_report(updates, rank, batches)

@@ -96,7 +96,7 @@ class CorrectedLoss:
     """
 
     correct: Callable[[Tokens], Surrogate]
-    """The correction's `checked`."""
+    """Turns tokens into losses: the correction's method `checked`."""
     kl: float = 0.0
     """Coefficient of the KL term."""
     clipped: Clipped | None = None
@@ -124,8 +124,8 @@ class CorrectedLoss:
             reference: float32 [N]: log-probs in nats under the reference policy. The KL term is
                 `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
                 http://joschu.net/blog/kl-approx.html).
-            weights: float32 [N]: weight of each token's KL term; None: 1. A single pass over the LM
-                head does not know them, and is not taken.
+            weights: float32 [N]: weight of each token's KL term; None: 1. With weights, the loss is
+                computed after the log-probs, because the single pass has no input for them.
         """
         loss = None
         if self.clipped is not None and weights is None and self._takes_single_pass(inputs):
@@ -183,7 +183,7 @@ class CorrectedLoss:
     def __str__(self) -> str:
         if self.clipped is None:
             return "loss after log-probs"
-        return "loss in the head's pass unless its logits are kept"
+        return "loss in one pass over the LM head, or after log-probs where all logits are kept"
 
 
 def corrected_loss(learner: Learner) -> CorrectedLoss:

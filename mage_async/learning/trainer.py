@@ -59,9 +59,9 @@ class Trainer:
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
-        """The policy that training began with. The KL term, and loss terms that need it, require it
-        before the first step. It stays None for a model with adapters: with adapters switched off,
-        the model itself is the reference.
+        """The policy that training began with, for the KL term and for loss terms that need it;
+        `refer_to` sets it before the first step. It stays None for a model with adapters: with
+        adapters switched off, the model itself is the reference.
         """
         self.frozen_policy: PreTrainedModel | None = None
         """A second frozen policy, for loss terms of methods; None: there is none."""
@@ -146,7 +146,7 @@ class Trainer:
 
     def parity(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """Compare the engine's log-probs with this model's, without training; see `mismatch`."""
-        batches = [self._packed(each) for each in self._split(sequences)]
+        batches = self._pack(sequences)
         with self.read(len(batches)):
             return mismatch([self.with_proximal(each) for each in batches], self.version)
 
@@ -195,7 +195,11 @@ class Trainer:
 
         The trained policy's forwards are not made yet.
         """
-        return [self._with_frozen(self._packed(each)) for each in self._split(sequences)]
+        return [self._with_frozen(each) for each in self._pack(sequences)]
+
+    def _pack(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        """Split a minibatch into micro-batches, without any forward."""
+        return [self._micro_batch(each) for each in self._split(sequences)]
 
     def _split(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         """Group the sequences of a minibatch by micro-batch."""
@@ -204,8 +208,8 @@ class Trainer:
             sequences, learner.max_tokens_per_microbatch, shares_opening=learner.shared_opening
         )
 
-    def _packed(self, sequences: Sequence[TrainingSequence]) -> MicroBatch:
-        """Pack sequences without any forward."""
+    def _micro_batch(self, sequences: Sequence[TrainingSequence]) -> MicroBatch:
+        """Make one micro-batch of sequences, without any forward."""
         return MicroBatch.of(
             sequences,
             self.model.device,
@@ -229,7 +233,8 @@ class Trainer:
 
     @torch.no_grad()
     def with_proximal(self, batch: MicroBatch, inputs: HeadInputs | None = None) -> MicroBatch:
-        """Return the micro-batch with `proximal` and `entropy_mask`, from the present weights.
+        """Return the micro-batch with `proximal` and `entropy_mask`, computed by the present
+        weights or, for a micro-batch with `progress`, interpolated.
 
         Args:
             inputs: result of `head_inputs` under these weights, if it has been computed already.
@@ -284,7 +289,7 @@ class Trainer:
         # gradient of its log-prob), and advantage.
         rows = []
         for sequence in sequences:
-            batch = self._packed([sequence])
+            batch = self._micro_batch([sequence])
             logprobs, _ = head_inputs(self.model, batch.row, self._temperature).logprobs()
             scores = torch.autograd.grad(logprobs.sum(), weights, allow_unused=True)
             norm = torch.stack([each.double().norm() for each in scores if each is not None]).norm()
@@ -308,7 +313,9 @@ class Trainer:
         return Update(trained, self.apply_gradient())
 
     def apply_gradient(self) -> torch.Tensor:
-        """Clip the gradient, step, and return the norm before clipping: see `step_if_finite`."""
+        """Clip the gradient, take an optimizer step, and return the norm before clipping. The step
+        is skipped if the norm is not finite.
+        """
         norm = step_if_finite(self.optimizer, self.masters.trained, self._learner.grad_clip)
         self.masters.write()
         return norm

@@ -146,7 +146,9 @@ def test_the_single_pass_is_taken_where_logits_cannot_be_kept(
     chosen = replace(way, is_single_pass=is_single_pass)
     ours, theirs = (found_by(each, torch.float32) for each in (way, chosen))
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-    assert str(way) == "loss in the head's pass unless its logits are kept"
+    assert str(way) == (
+        "loss in one pass over the LM head, or after log-probs where all logits are kept"
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)

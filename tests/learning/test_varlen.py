@@ -85,7 +85,7 @@ def test_outputs_and_gradients_are_those_of_folded_attention(
 ) -> None:
     folded = attended(opening, window, is_folded=True)
     monkeypatch.setattr(attention, "kernel", lambda: exact)
-    monkeypatch.setattr(attention, "fits", lambda query, dropout: True)
+    monkeypatch.setattr(attention, "kernel_takes", lambda query, dropout: True)
     monkeypatch.setattr(attention, "_fold", None)  # nothing is folded
     for one, other in zip(attended(opening, window, is_folded=False), folded, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
@@ -142,10 +142,10 @@ def test_the_kernel_is_taken_where_it_can_compute_that(
     attention.why_padded.cache_clear()  # the capability is another one in each case
     found = {"dtype": torch.bfloat16, "size": 64, "dropout": 0.0} | changes
     on_cpu = torch.empty(1, 4, 3, found["size"], dtype=found["dtype"])
-    assert not attention.fits(on_cpu, 0.0)
+    assert not attention.kernel_takes(on_cpu, 0.0)
     with FakeTensorMode():
         query = torch.empty(1, 4, 3, found["size"], dtype=found["dtype"], device="cuda")
-    assert attention.fits(query, found["dropout"]) == is_taken
+    assert attention.kernel_takes(query, found["dropout"]) == is_taken
     attention.why_padded.cache_clear()
 
 
