@@ -6,8 +6,8 @@ groups the sequences of a minibatch so that the memory of a step does not grow w
 the learner's device.
 
 A trial is a list of segments, contexts that only grow; a turn is one completion in a segment. A
-training sequence is one segment. Some methods have an adviser, such as an expert. It names the
-action that it would take instead of the sampled one, an *alternative*, which is not played.
+training sequence is one segment. Some methods have an adviser: it names the action that it would
+take instead of the sampled one, an *alternative*, which is not played.
 
 Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 """

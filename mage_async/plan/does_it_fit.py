@@ -118,7 +118,8 @@ def check_space(folder: Path, total_bytes: int, version_bytes: int, num_versions
 
 
 def check_shared_memory(config: Config, num_weights: int, total_bytes: int) -> None:
-    """Refuse a policy whose published versions do not fit into /dev/shm, if they are to be there.
+    """Refuse a policy whose published versions do not fit into /dev/shm, if the run publishes them
+    there.
 
     Adapters that are published alone are small, and are not checked here.
 
@@ -143,13 +144,15 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
         ConfigError: the message says what is needed, what there is, and which key to change.
     """
     # Bytes in this machine's memory; the memory of a GPU is not counted.
-    learner = learner_processes = 0  # weights, gradients and moments; processes without a policy
-    engines = kv_caches = engine_processes = 0  # weights; KV caches; processes without a policy
-    holders = list[str]()
+    learner = 0  # weights, gradients and moments
+    engines = 0  # weights
+    kv_caches = 0
+    learner_processes = engine_processes = 0  # Python and its libraries
+    needs = list[str]()
     if config.learner.device == "cpu":
         learner = size.num_weights * _bytes_per_weight(config)
         learner_processes = LEARNER_BYTES * config.learner.ranks
-        holders.append(
+        needs.append(
             f"the learner needs {learner / 1e9:.1f} GB for weights, gradients and optimizer"
         )
     if isinstance(engine := config.engine, Embedded):
@@ -162,7 +165,7 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
         engine_processes = ENGINE_BYTES * num_engines
         number = f"{num_engines} engine" + "s" * (num_engines > 1)
         among = ", the evaluator's among them," if with_evaluator else ""
-        holders.append(
+        needs.append(
             f"{number}{among} need "
             f"{engines / 1e9:.1f} GB for weights, {kv_caches / 1e9:.1f} GB for keys and values of "
             f"{engine.max_contexts} contexts each, and {engine_processes / 1e9:.1f} GB for their "
@@ -180,7 +183,7 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
         smaller = "set policy.lora.rank = 16" if may_adapt else "take a smaller policy"
         advice = f"{smaller}, or fewer --actors"
     raise ConfigError(
-        f"policy of {size.num_weights:,} weights: {', and '.join(holders)}, but this machine or "
+        f"policy of {size.num_weights:,} weights: {', and '.join(needs)}, but this machine or "
         f"its container has {memory_bytes / 1e9:.1f} GB; {advice}"
     )
 
@@ -269,12 +272,17 @@ def check_files(config: Config, directory: Path) -> Contexts:
             "(tokenizers.pre_tokenizers.ByteLevel, tokenizers.decoders.ByteLevel), and make the "
             "model for it"
         )
-    parts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
+    contexts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
     texts = [chat.template]
     for _, part in named_parts(config):
         texts += [*part.facts.words, part.rules() if config.transcript.rules else ""]
     lost = chat.lost("".join(texts), "the text of the chat template, the rules or the words")
-    return Contexts(*map(max, zip(*parts, strict=True)))._replace(lost=lost)
+    return Contexts(
+        max(each.scripted for each in contexts),
+        max(each.longest for each in contexts),
+        max(each.num_turns for each in contexts),
+        lost,
+    )
 
 
 def check_words(config: Config, policy: Path) -> None:

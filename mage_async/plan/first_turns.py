@@ -69,15 +69,14 @@ class FirstTurns:
 
     def sentence(self) -> str:
         """Return the result as a sentence for people."""
-        is_all = self.num_valid == self.num_actions
-        kind = "one" if is_all else "one that was not"
-        cut = f"{self.num_cut} were cut at transcript.max_action_tokens = {self.most_tokens}"
-        if 2 * self.num_cut > self.num_actions:
-            cut += " (raise it, or declare `legal_actions` or a `legal_pattern`)"
-        return (
-            f"{self.num_valid} of {self.num_actions} actions were valid; "
-            f"{f'{cut}; ' if self.num_cut else ''}here is {kind}: {self.example!r}"
-        )
+        text = f"{self.num_valid} of {self.num_actions} actions were valid; "
+        if self.num_cut:
+            text += f"{self.num_cut} were cut at transcript.max_action_tokens = {self.most_tokens}"
+            if 2 * self.num_cut > self.num_actions:
+                text += " (raise it, or declare `legal_actions` or a `legal_pattern`)"
+            text += "; "
+        kind = "one" if self.num_valid == self.num_actions else "one that was not"
+        return f"{text}here is {kind}: {self.example!r}"
 
 
 def play_first_turns(
@@ -145,9 +144,9 @@ def play_first_turns(
         scripted_s=scripted_s,
     )
     report(f"a turn of {size} trials took {turn_s:.1f} s; now timing an update of the learner")
-    whole = _with_training(config, directory, pace, chat, now)
+    full_pace = _with_training(config, directory, pace, chat, now)
     seconds = (opening_s + turn_s) / NUM_TURNS * group / size
-    return _first_turns(runs, chat, trial_config.sampling, seconds, whole)
+    return _first_turns(runs, chat, trial_config.sampling, seconds, full_pace)
 
 
 def _random_play(

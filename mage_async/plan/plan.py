@@ -322,8 +322,8 @@ class Plan:
         if part in ("activations", "head"):
             if not 0 < budget <= longest:
                 return f"set learner.max_tokens_per_microbatch = {longest}"
-            keys = f"engine.max_tokens = {longest} and learner.max_tokens_per_microbatch"
-            return f"lower {keys} with it"
+            keys = f"engine.max_tokens = {longest} and, with it, learner.max_tokens_per_microbatch"
+            return f"lower {keys}"
         if learner.ranks > 1:  # several ranks have neither adapters nor an 8-bit optimizer
             is_divided = part in SHARDED and process.place != CPU
             return "raise learner.ranks, for which there must be GPUs" if is_divided else ""
@@ -391,8 +391,8 @@ def processes_of(
             continue
         gpus = engine.devices_of(number) or range(engine.num_gpus)
         for gpu in gpus:
-            there = [each for each in processes if each.place == f"GPU {gpu}"]
-            processes.append(_sglang(config, shape, device, name, gpu, gpu == gpus[0], there))
+            others = [each for each in processes if each.place == f"GPU {gpu}"]
+            processes.append(_sglang(config, shape, device, name, gpu, gpu == gpus[0], others))
     return processes
 
 
@@ -462,13 +462,13 @@ def _sglang(
     name: str,
     gpu: int,
     is_first: bool,
-    there: list[ProcessMemory],
+    others: list[ProcessMemory],
 ) -> ProcessMemory:
     """Plan one GPU of an SGLang engine.
 
     Args:
         is_first: Whether it is the first of the GPUs that share the model.
-        there: The other parts on the GPU, without engines that are planned later.
+        others: Memory of the processes on this GPU that have been planned already.
     """
     server: dict[str, Any] = getattr(config.engine, "server", {})
     itemsize = ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2)
@@ -480,8 +480,8 @@ def _sglang(
     # has loaded its weights, by the memory that is free then. If several engines of a GPU start at
     # the same time, each cache is smaller by the memory that the others have taken meanwhile.
     share = float(server.get("mem_fraction_static", 0.85))
-    of_learner = sum(each.parts.total() for each in there if each.process.startswith("learner"))
-    of_engines = sum(each.parts.total() for each in there) - of_learner
+    of_learner = sum(each.parts.total() for each in others if each.process.startswith("learner"))
+    of_engines = sum(each.parts.total() for each in others) - of_learner
     static_bytes = round(share * (device.memory_bytes - of_learner)) - of_engines
     most_tokens = max(0, static_bytes - weights) // token
     tokens = min(most_tokens, int(server.get("max_total_tokens", most_tokens)))
@@ -511,12 +511,12 @@ def check_gpu(config: Config, num_actors: int, *, machine_bytes: int) -> None:
         plan_of(config, device, num_actors, machine_bytes=machine_bytes).check()
     if own is None:
         found, last = torch.cuda.device_count(), _gpus_of_learner(config)[-1]
-        wanted, cure = "", 'set learner.device = "cpu", or start the run where there is one'
+        needs, cure = "", 'set learner.device = "cpu", or start the run where there is one'
         if found:
-            wanted = f" with learner.ranks = {config.learner.ranks} needs GPU {last}"
+            needs = f" with learner.ranks = {config.learner.ranks} needs GPU {last}"
             cure = "GPUs are counted from 0: name one of these, or take fewer ranks"
         raise ConfigError(
-            f'learner.device = "{config.learner.device}"{wanted}, but PyTorch finds '
+            f'learner.device = "{config.learner.device}"{needs}, but PyTorch finds '
             f"{found or 'no'} GPU{'s' * (found > 1)} here: {cure}"
         )
 
@@ -542,7 +542,7 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
     num_tokens = sum(batch.micro_batch_lengths(plan.config))
     yield (
         f"contexts of {batch.tokens:,} tokens ({kind}), at most {batch.sampled:,} of them sampled: "
-        f"{num_tokens:,} tokens a pass, {batch.num_segments} "
+        f"{num_tokens:,} tokens a micro-batch, {batch.num_segments} "
         f"contexts a step in {plan.config.learner.minibatches} minibatches"
     )
     yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"
@@ -552,7 +552,7 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
         of_each = f" of each of {plan.num_gpus()} GPUs" if plan.num_gpus() > 1 else ""
         yield f"a step takes at least {seconds:,.1f} s at {rate:g} TFLOP/s{of_each}, {source}"
     else:
-        yield "seconds a step: give --tflops, a rate that was measured on this machine"
+        yield "seconds of a step: unknown; give --tflops, a rate measured on this machine"
     size, most = plan.update.publication_bytes, versions_at_once(plan.config)
     folder = "/dev/shm" if plan.config.transport.weights.kind == "tensor" else "the run's disk"
     yield f"a publication has {_gb(size)} GB" + (

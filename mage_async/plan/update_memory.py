@@ -1,10 +1,10 @@
 """Measure the memory and the operations of an optimizer update without computing it: run the
 learner's own code on tensors that have shapes and no values.
 
-`Trace` sees every operation of torch below the learner, and counts the bytes of living tensors and
-the operations. Tensors that depend on weights are FakeTensors, without values; indices are real,
-because shapes depend on them. If the code reads a fake value, it gets the value that needs
-the most memory: every row is selected, and a number is 1.
+`Trace` intercepts every operation of torch that the learner calls, and counts the operations and
+the bytes of living tensors. Tensors that depend on weights are FakeTensors, without values; indices
+are real, because shapes depend on them. If the code reads a fake value, it gets the value that
+needs the most memory: every row is selected, and a number is 1.
 """
 
 import math
@@ -38,10 +38,13 @@ aten = torch.ops.aten
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, products: int) -> int:
-    """Return the number of operations of `products` matrix products of [S, N, L, D] and [S, K, L',
-    D].
+    """Return the number of operations of `products` matrix products of attention.
 
     A causal mask does not lower the number, as in torch's own table.
+
+    Args:
+        query: [S, N, L, D]
+        key: [S, K, M, D]
     """
     *rows, size = query.shape
     return 2 * products * math.prod(rows) * key.shape[2] * size
@@ -59,7 +62,7 @@ ATTENTION: dict[Any, Callable[..., int]] = {
 
 
 @dataclass(slots=True)
-class _Held:
+class _LiveStorage:
     """Hold the bytes of a living tensor storage, and the part to which they count."""
 
     part: str
@@ -84,17 +87,17 @@ class Trace(TorchDispatchMode):
         """Bytes of living tensors, by part."""
         self._total = self._most = 0
         """Bytes of all living tensors, now and at most so far."""
-        self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, _Held] = (
+        self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, _LiveStorage] = (
             weakref.WeakKeyDictionary()
         )
 
     def count(self, tensors: Iterable[torch.Tensor], part: str) -> None:
         """Assign tensors to another part."""
         for tensor in tensors:
-            held = self._held[tensor.untyped_storage()]
-            self._live[held.part] -= held.size
-            self._live[part] += held.size
-            held.part = part
+            entry = self._storages[tensor.untyped_storage()]
+            self._live[entry.part] -= entry.size
+            self._live[part] += entry.size
+            entry.part = part
 
     def __torch_dispatch__(
         self,
@@ -120,26 +123,26 @@ class Trace(TorchDispatchMode):
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
         for each in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(each, torch.Tensor):
-                self._see(each)
+                self._track(each)
         return out
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _track(self, tensor: torch.Tensor) -> None:
         """Count the storage of a tensor, if it is new, until it is freed."""
         storage = tensor.untyped_storage()
-        if storage in self._held:
+        if storage in self._storages:
             return
         part = "head" if self._vocabulary in tensor.shape else "activations"
-        self._held[storage] = held = _Held(part, storage.nbytes())
-        weakref.finalize(storage, self._free, held)
-        self._live[part] += held.size
-        self._total += held.size
+        self._storages[storage] = entry = _LiveStorage(part, storage.nbytes())
+        weakref.finalize(storage, self._free, entry)
+        self._live[part] += entry.size
+        self._total += entry.size
         if self._total > self._most:
             self._most, self.peak = self._total, self._live.copy()
 
-    def _free(self, held: _Held) -> None:
+    def _free(self, entry: _LiveStorage) -> None:
         """Stop counting a storage."""
-        self._live[held.part] -= held.size
-        self._total -= held.size
+        self._live[entry.part] -= entry.size
+        self._total -= entry.size
 
 
 # Properties of torchao's 8-bit AdamW: the number of weights that share one scale, and the number of

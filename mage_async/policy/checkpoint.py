@@ -111,8 +111,8 @@ def save_checkpoint(
         # so, and those of torch's own files do not.
         with (working / OPTIMIZER).open("wb") as out:
             torch.save(trainer.state(), out)
-        kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
-        return complete_checkpoint(working, kept, learner.keep_checkpoints, best)
+        content = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
+        return complete_checkpoint(working, content, learner.keep_checkpoints, best)
     except DISK_ERRORS:
         shutil.rmtree(working, ignore_errors=True)  # on a full disk other files need its space
         raise
@@ -122,30 +122,30 @@ def new_checkpoint(folder: Path, version: int) -> Path:
     """Make the empty folder in which a checkpoint is written, and delete unfinished checkpoints of
     processes that were killed.
     """
-    for left in folder.glob(".step_*"):
-        shutil.rmtree(left)
+    for unfinished in folder.glob(".step_*"):
+        shutil.rmtree(unfinished)
     working = folder / f".{checkpoint_at(folder, version).name}.part"
     working.mkdir(parents=True)
     return working
 
 
 def complete_checkpoint(
-    working: Path, counters: dict[str, Any], keep: int, best: Path | None
+    working: Path, counters: dict[str, Any], num_kept: int, best: Path | None
 ) -> Path:
     """Write the counters, make a checkpoint durable, and delete all but `best` and the newest
-    `keep`.
+    `num_kept`.
     """
     # `.step_N.part`, as `new_checkpoint` names it, becomes `step_N`.
     final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
     (working / COUNTERS).write_text(json.dumps(counters, indent=2))
     _rename_durably(working, final)
-    for old in checkpoints(folder)[:-keep]:
+    for old in checkpoints(folder)[:-num_kept]:
         if old != best:
             # Renamed before it is deleted, so that a kill in between leaves no half-deleted folder
             # under a checkpoint's name.
-            doomed = old.with_name(f".{old.name}.old")
-            os.replace(old, doomed)
-            shutil.rmtree(doomed)
+            renamed = old.with_name(f".{old.name}.old")
+            os.replace(old, renamed)
+            shutil.rmtree(renamed)
     return final
 
 

@@ -69,17 +69,17 @@ WIN_STAY_TEMPLATE_WEIGHT = 0.02
 """`TEMPLATE_WEIGHT` for trials of win-stay, lose-shift. It is smaller, because only few tokens of
 such a trial have weight 1."""
 TRIED_WEIGHT = 0.05
-"""Weight of an action that win-stay, lose-shift only tries. No context predicts it, so that its
-loss is noise beside that of repeated actions. With this weight a tiny model learns in 100 steps to
-repeat what paid; with a weight of 1 it takes 300.
+"""Weight of an action that win-stay, lose-shift only tries. It cannot be predicted from the
+context, so its loss would only add noise to the loss of repeated actions. With this weight a tiny
+model learns in 100 steps to repeat what paid; with a weight of 1 it takes 300.
 """
 OBSERVED_WEIGHT = 0.3
 """Weight of observed words in trials of win-stay, lose-shift."""
 NUM_TIMED = 8
 """Number of trials of random play that are timed, to decide whether a thousand can be played."""
 QUICK_S = 0.3
-"""Largest time in seconds of the fastest of these trials. The fastest, because on a busy machine
-the times of the others tell little."""
+"""Seconds above which the fastest of these trials is too slow for a thousand. The fastest is
+compared, because on a busy machine the others take longer than they need."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
 WIN_STAY_RULE = "win_stay.json"
@@ -137,7 +137,7 @@ def examples_to_clone(
     is_tiny = isinstance(config.policy, Tiny)
     if isinstance(warm, FromData):
         examples = read_examples(warm.path, chat, config.engine.max_tokens)
-        return examples, f"{origin}{_unlike_the_run(config, examples, chat)}", None
+        return examples, f"{origin}{_rows_without_rules(config, examples, chat)}", None
     words = word_tokens(environment_of(config), chat)
     if isinstance(warm, FromWinStay):
         played = _win_stay_trials(config, warm, chat, in_time)
@@ -154,12 +154,14 @@ def examples_to_clone(
         trials = watch(partial(_demonstrations, config, warm, chat))
     examples = examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0)
     if isinstance(warm, GatedWarmStart) and warm.gate < 1.0:
-        origin += _open_without_memory(examples, warm.gate)
+        origin += _gate_without_memory(examples, warm.gate)
     return examples, origin, None
 
 
-def _unlike_the_run(config: Config, examples: Sequence[Example], chat: ChatFormat) -> str:
-    """Return a clause if examples lack the rules with which each context of the run begins."""
+def _rows_without_rules(config: Config, examples: Sequence[Example], chat: ChatFormat) -> str:
+    """Return a clause about rows without the rules with which each context of the run begins; "" if
+    all rows have them.
+    """
     parts = [part for _, part in named_parts(config)]
     if not config.transcript.rules or any(isinstance(part, AgentTasks) for part in parts):
         return ""
@@ -174,9 +176,10 @@ def _unlike_the_run(config: Config, examples: Sequence[Example], chat: ChatForma
     )
 
 
-def _open_without_memory(examples: Sequence[Example], gate: float) -> str:
-    """Return a clause if even a model that knows only the frequencies of words in each episode
-    passes the gate. The loss of such a model is the entropy of these frequencies.
+def _gate_without_memory(examples: Sequence[Example], gate: float) -> str:
+    """Return a clause if a model needs no memory to pass the gate: knowing the frequencies of words
+    in each episode is enough. The loss of such a model is the entropy of these frequencies. Return
+    "" if it would not pass.
     """
     last = max(int(each.episodes.max()) for each in examples)
     losses = list[float]()
@@ -283,18 +286,19 @@ def compare_win_stay(
     """Return the best rule of win-stay, lose-shift compared with random play, or why it cannot be
     found. A warm start clones the rule if it is better, and `mage check` prints the comparison.
     """
+    faults = list[TrialFault]()
 
     def play(player: Player, count: int = NUM_COMPARED) -> Iterator[tuple[Trial, float]]:
         trials = _training_play(config, environment, chat, player, count, faults.append)
         return in_time(trials, LATE_S)
 
-    faults = list[TrialFault]()
     seconds = list[float]()
     for _, each in play(random_play, NUM_TIMED):
         seconds.append(each)
         if min(seconds) > QUICK_S and sum(seconds) > LATE_S:
             break
     else:
+        # Fewer times than trials: some trials failed, or one took more than `LATE_S`.
         if len(seconds) < NUM_TIMED // 2:
             if len(faults) > NUM_TIMED // 2:
                 return f"{len(faults)} of {NUM_TIMED} trials of random play failed: {faults[0]}"
@@ -320,8 +324,8 @@ def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatForma
     better.
 
     Raises:
-        CallFault: a call of the environment failed, or is a coroutine that has to wait: here is no
-            event loop to run it.
+        CallFault: a call of the environment failed, or is a coroutine that has to wait, which needs
+            an event loop that is not running here.
     """
     # Imports torch, which the check of a data set before a run does not need.
     from mage_async.inference.model import Model
@@ -547,5 +551,5 @@ def _is_message(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     content = value.get("content")
-    is_said = isinstance(content, str) or (content is None and bool(value.get("tool_calls")))
-    return is_said and isinstance(value.get("role"), str)
+    is_content = isinstance(content, str) or (content is None and bool(value.get("tool_calls")))
+    return is_content and isinstance(value.get("role"), str)

@@ -60,7 +60,7 @@ UNREAD_FILES = [
 """Patterns of files of a hub model that are not fetched, because they hold the same weights in
 formats that this program does not read."""
 ABANDONED_S = 86_400.0
-"""Seconds after which an unfinished copy in the cache is taken for that of a killed process."""
+"""Seconds after which an unfinished copy in the cache counts as left by a killed process."""
 
 
 def prepare_policy(
@@ -249,7 +249,8 @@ def policy_key(config: Config) -> str:
 
 
 def _store(directory: Path, cached: Path) -> None:
-    """Store a copy, whole or not at all. Processes may race; their copies are equal.
+    """Store a copy of a policy in the cache, whole or not at all. If several processes store it at
+    the same time, their copies are equal.
 
     Unfinished copies of processes that were killed are removed after `ABANDONED_S`.
     """
@@ -259,7 +260,7 @@ def _store(directory: Path, cached: Path) -> None:
         with suppress(OSError):  # another run has stored an equal copy first
             os.replace(copy, cached)
         now = Path(working).stat().st_mtime  # by the same clock as the other folders' times
-        for left in cached.parent.glob(f".{'?' * len(cached.name)}.*"):
+        for unfinished in cached.parent.glob(f".{'?' * len(cached.name)}.*"):
             with suppress(OSError):  # another run has removed it first
-                if now - left.stat().st_mtime > ABANDONED_S:
-                    shutil.rmtree(left)
+                if now - unfinished.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(unfinished)

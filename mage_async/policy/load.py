@@ -71,7 +71,7 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     try:
         # With `output_loading_info` transformers returns a pair, but its annotation has only the
         # model.
-        with _without_bars():
+        with _without_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 directory,
                 dtype=getattr(torch, dtype),
@@ -100,7 +100,7 @@ def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
 
 
 def load_frozen_policies(trainer: Trainer, config: Config, initial_policy: Path) -> None:
-    """Load the frozen policies that a configuration needs and the trainer still lacks.
+    """Load those frozen policies that a configuration needs and that the trainer does not have yet.
 
     Args:
         initial_policy: Model directory of version 0.
@@ -110,7 +110,7 @@ def load_frozen_policies(trainer: Trainer, config: Config, initial_policy: Path)
             has another size.
     """
     if needs_reference(config) and trainer.reference is None:
-        trainer.refer_to(load_frozen(initial_policy, config.policy.dtype, loads_on(config)))
+        trainer.refer_to(load_frozen(initial_policy, config.policy.dtype, loading_device(config)))
     source = Methods(config).frozen_policy()
     if source is None or trainer.frozen_policy is not None:
         return
@@ -125,8 +125,10 @@ def load_frozen_policies(trainer: Trainer, config: Config, initial_policy: Path)
     trainer.frozen_policy = frozen
 
 
-def loads_on(config: Config) -> str:
-    """Return the device to load a trained model on; several ranks move their shards themselves."""
+def loading_device(config: Config) -> str:
+    """Return the device to load a trained model on. Several ranks load it in host memory, and move
+    their shards to their devices themselves.
+    """
     return config.learner.device if config.learner.ranks == 1 else "cpu"
 
 
@@ -191,8 +193,8 @@ def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
 def _attention_features(model: nn.Module, config: PretrainedConfig) -> set[str]:
     """Return the unsupported features of a model's attention, in words."""
     kinds = set(getattr(config, "layer_types", None) or ())
-    strange = kinds - {"full_attention", "sliding_attention"}
-    found = {f"layers with {kind.replace('_', ' ')}" for kind in strange}
+    unsupported = kinds - {"full_attention", "sliding_attention"}
+    found = {f"layers with {kind.replace('_', ' ')}" for kind in unsupported}
     if getattr(config, "use_bidirectional_attention", False):
         found.add("attention to later tokens")
     if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
@@ -225,7 +227,7 @@ def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> Non
     """
     directory.mkdir(parents=True, exist_ok=True)
     state = dict(merged_tensors(model)) if adapted_layers(model) else None
-    with _without_bars():
+    with _without_progress_bar():
         model.save_pretrained(directory, state_dict=state)
     _add_files(chat_source, directory)
     # safetensors 0.8 writes files with mode 0600, which an engine of another user cannot read.
@@ -234,7 +236,7 @@ def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> Non
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def _without_progress_bar() -> Iterator[None]:
     """Keep transformers from drawing a progress bar over the lines of a command."""
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -190,15 +190,15 @@ def read_state(trainer: Trainer, folder: Path) -> None:
             "learner.float32_masters as it was"
         )
     # PyTorch raises no error for elements that no file holds, and would not change them.
-    lacking = [
+    incomplete = [
         name
         for name, tensor in present.items()
         if name not in saved or _num_elements(saved[name]) < math.prod(tensor.shape)
     ]
-    if lacking:
+    if incomplete:
         raise OSError(
-            f"{folder} lacks files: {len(lacking)} of the {len(present)} tensors of the optimizer "
-            f"are not whole, such as {lacking[0]!r}"
+            f"{folder} lacks files: {len(incomplete)} of the {len(present)} tensors of the "
+            f"optimizer are not whole, such as {incomplete[0]!r}"
         )
     try:
         # `no_dist` lets each rank read alone; PyTorch warns of it in every call.

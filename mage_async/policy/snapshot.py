@@ -122,10 +122,11 @@ STAGING_BYTES = 64 << 20
 def beside_training(
     data: torch.Tensor, ready: torch.cuda.Event | None
 ) -> Iterator[torch.cuda.Stream | None]:
-    """Run the context on a new stream; at its end, block this thread until the stream is done.
+    """Run the `with` block on a new CUDA stream, so that it does not wait for the kernels of the
+    step in training; at its end, block this thread until the stream is done.
 
     Args:
-        data: Tensor that the context works on.
+        data: Tensor that the block works on.
         ready: Event that is set once `data` is complete. None if `data` is on the CPU, where it is
             complete already; no stream is used then.
     """
@@ -168,7 +169,7 @@ def pinned(num_bytes: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Hold a copy of the weights of one version, or of its adapters alone."""
+    """Hold a copy of one version's weights, or of its adapters alone, for publication."""
 
     version: int
     places: tuple[Place, ...]
@@ -237,7 +238,7 @@ class Snapshot:
                 out.write(head)
                 out.write(host.data.numpy().data)
         except OSError:
-            working.unlink(missing_ok=True)  # the space that a part takes is needed by other files
+            working.unlink(missing_ok=True)  # on a full disk other files need its space
             raise
         os.chmod(working, 0o644)
         os.replace(working, file)

@@ -43,8 +43,8 @@ class Progress:
 
     step: int
     steps: int
-    """Total to show beside `step`: the steps of the schedule; if these are exceeded because the
-    gate is shut, the largest number of steps.
+    """Number of steps until the end, as far as it is known: the steps of the schedule or, once
+    these are exceeded because the gate is shut, the largest number of steps.
     """
     loss: float
     gate: float
@@ -107,7 +107,8 @@ def warm_start(
         loss, is_skipped = _step(model, optimizer, trained, parts, sums, shares_opening=shares)
         step += 1
         num_skipped += is_skipped
-        losses += [] if is_skipped else [loss]
+        if not is_skipped:
+            losses.append(loss)
         in_a_row = in_a_row + 1 if is_skipped else 0
         if is_skipped and in_a_row >= min(MOST_SKIPPED, warm.steps):
             raise DeterministicFailure(
@@ -143,19 +144,25 @@ def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) 
         losses: The loss of each step that was not skipped.
         gates: The ratios of the gate that were measured, in order.
     """
-    rate, least = f"warm_start.learning_rate = {warm.learning_rate:g}", 1 - LEAST_FALL
-    if is_long := len(losses) >= 2 * GATE_EVERY:
-        parts = losses[:GATE_EVERY], losses[-GATE_EVERY:]
-        first, last = (statistics.fmean(each) for each in parts)
-        if last > least * first:
-            rises = last * least > first
+    rate = f"warm_start.learning_rate = {warm.learning_rate:g}"
+    # Largest ratio of the last loss to the first one at which something was learned.
+    bound = 1 - LEAST_FALL
+    is_long = len(losses) >= 2 * GATE_EVERY
+    if is_long:
+        first = statistics.fmean(losses[:GATE_EVERY])
+        last = statistics.fmean(losses[-GATE_EVERY:])
+        has_risen = last * bound > first
+        cure = (
+            f"Lower {rate}."
+            if has_risen
+            else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model played as "
+            'well before, set warm_start to "none".'
+        )
+        if last > bound * first:
             return (
                 f"the loss of its last {GATE_EVERY} steps is {last:.3f}, and that of its first was "
                 f"{first:.3f}",
-                f"Lower {rate}."
-                if rises
-                else f"Raise {rate} or warm_start.steps = {warm.steps}; if the model played as "
-                'well before, set warm_start to "none".',
+                cure,
             )
     # A `gate` of 1.0 is no gate.
     if isinstance(warm, GatedWarmStart) and gates and gates[-1] > warm.gate and warm.gate < 1.0:
@@ -167,7 +174,7 @@ def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) 
         )
     if not isinstance(warm, FromWinStay) or not is_long or not gates:
         return "", ""
-    if gates[-1] > max(warm.repeat_gate, least * gates[0]):
+    if gates[-1] > max(warm.repeat_gate, bound * gates[0]):
         return (
             f"the loss on repeated actions is still {gates[-1]:.2f} of that on tried ones (first "
             f"{gates[0]:.2f}), above warm_start.repeat_gate = {warm.repeat_gate}, so it has not "
@@ -249,7 +256,7 @@ def _losses(
     sources = np.concatenate([row.index_of(i, places - 1) for i, places in enumerate(learned)])
     # Examples that share their opening share its places: each place is predicted once, and its loss
     # is copied to all of them.
-    _, first, again = np.unique(targets, return_index=True, return_inverse=True)
+    _, first, copies = np.unique(targets, return_index=True, return_inverse=True)
     hidden = hidden_states(model, row)[torch.from_numpy(sources[first]).to(device)]
     head = model.get_output_embeddings().weight
     # The product may be of 16 bits, in which a softmax over the vocabulary would be too coarse.
@@ -260,5 +267,5 @@ def _losses(
     pairs = list(zip(examples, learned, strict=True))
     weights = np.concatenate([example.weights[places] for example, places in pairs])
     episodes = np.concatenate([example.episodes[places] for example, places in pairs])
-    every_loss = losses[torch.from_numpy(again).to(device)]
+    every_loss = losses[torch.from_numpy(copies).to(device)]
     return every_loss, torch.from_numpy(weights).to(device), torch.from_numpy(episodes).to(device)

@@ -76,7 +76,7 @@ def test_every_gpu_configuration_fits_with_a_tenth_to_spare(name: str) -> None:
         (
             ("learner.activation_checkpointing=true",),
             {"activations": 60},
-            "lower engine.max_tokens = 8192 and learner.max_tokens_per_microbatch",
+            "lower engine.max_tokens = 8192 and, with it, learner.max_tokens_per_microbatch",
         ),
         ((), {"optimizer": 50, "activations": 1}, "set policy.lora.rank = 16"),
         (

@@ -32,7 +32,7 @@ from mage_async.policy import initial_policy
 from mage_async.policy import warm_start as warm_start_module
 from mage_async.policy.demonstrations import (
     Example,
-    _open_without_memory,
+    _gate_without_memory,
     best_trials,
     examples_to_clone,
     read_examples,
@@ -667,13 +667,13 @@ def test_a_gate_that_frequencies_of_words_open_is_named() -> None:
     episodes = np.repeat([0, 1], 10)
     tokens = np.array([1, 2] * 5 + [1] * 9 + [2])
     example = Example(tokens, np.ones(20, np.float32), episodes)
-    assert "lead to a ratio of 0.47, and warm_start.gate is 0.8" in _open_without_memory(
+    assert "lead to a ratio of 0.47, and warm_start.gate is 0.8" in _gate_without_memory(
         [example], 0.8
     )
     same = replace(example, tokens=np.array([1, 2] * 5 + [1] * 10))
-    assert "of 0.00, and warm_start.gate is 0.8: no gate" in _open_without_memory([same], 0.8)
-    assert not _open_without_memory([example], 0.4)
-    assert not _open_without_memory([replace(example, episodes=episodes * 0)], 0.8)
+    assert "of 0.00, and warm_start.gate is 0.8: no gate" in _gate_without_memory([same], 0.8)
+    assert not _gate_without_memory([example], 0.4)
+    assert not _gate_without_memory([replace(example, episodes=episodes * 0)], 0.8)
 
 
 def test_a_file_may_begin_with_a_bom_and_have_blank_lines_and_other_bytes_are_named(

@@ -27,7 +27,7 @@ from mage_async.learning.trainer import Trainer, trainer_of
 from mage_async.methods.method import Methods
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint
 from mage_async.policy.full_disk import writing
-from mage_async.policy.load import load_frozen_policies, loads_on
+from mage_async.policy.load import load_frozen_policies, loading_device
 from mage_async.policy.lora import load_trained, publishes_adapters
 from mage_async.policy.snapshot import Snapshot, base_of
 from mage_async.policy.weight_digest import is_scored, overall, probe_logprobs, tensor_digests
@@ -110,7 +110,7 @@ class Training:
         if is_on_gpu(config):
             # Each thread has its own current GPU. torch wants a number: "cuda" is GPU 0.
             torch.cuda.set_device(torch.device(config.learner.device).index or 0)
-        model = load_trained(config, run.policy, checkpoint, device=loads_on(config))
+        model = load_trained(config, run.policy, checkpoint, device=loading_device(config))
         chat = load_chat(run.policy)
         ranks = joined.ranks if joined else None
         trainer = trainer_of(config, model, chat, ranks)
