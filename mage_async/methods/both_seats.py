@@ -66,8 +66,8 @@ class BothSeats(Method):
             )
         if rivals + self.settings.share > 1:
             raise ConfigError(
-                "population.rivals + methods.both_seats.share are shares of all groups: got "
-                f"{rivals:g} + {self.settings.share:g}, at most 1"
+                "population.rivals and methods.both_seats.share are shares of all groups, so "
+                f"together they must be at most 1: got {rivals:g} + {self.settings.share:g}"
             )
         if size % 2 or size < 4:
             raise ConfigError(

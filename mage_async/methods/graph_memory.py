@@ -133,9 +133,13 @@ def return_of(episode: Episode) -> float:
 
 
 def path_of(episode: Episode) -> Path:
-    """Return the path of an episode: each transition once, at its first place, with brief texts."""
-    taken = ((_brief(s.state), _brief(s.action), _sign(s.reward)) for s in episode)
-    return tuple(dict.fromkeys(taken))[:MOST_TRANSITIONS]
+    """Return the path of an episode: each transition once, at its first place, with texts cut to
+    `_BRIEF_BYTES`.
+    """
+    transitions = (
+        (_brief(step.state), _brief(step.action), _sign(step.reward)) for step in episode
+    )
+    return tuple(dict.fromkeys(transitions))[:MOST_TRANSITIONS]
 
 
 def contrasted(better: Episode, worse: Episode) -> list[Decision]:
@@ -145,14 +149,15 @@ def contrasted(better: Episode, worse: Episode) -> list[Decision]:
     counts. If no decision earned more by itself, as when rewards come only at the end, the first
     decision that differs is returned.
     """
-    first, second = ({step.state: step for step in each} for each in (better, worse))
+    better_steps = {step.state: step for step in better}
+    worse_steps = {step.state: step for step in worse}
     differ = [
-        (step, second[state])
-        for state, step in first.items()
-        if state in second and step.action and step.action != second[state].action
+        step
+        for state, step in better_steps.items()
+        if state in worse_steps and step.action and step.action != worse_steps[state].action
     ]
-    earned = [one for one, other in differ if one.reward > other.reward]
-    chosen = earned or [one for one, _ in differ[:1]]
+    earned_more = [step for step in differ if step.reward > worse_steps[step.state].reward]
+    chosen = earned_more or differ[:1]
     return [(step.state, step.action) for step in chosen]
 
 
@@ -171,14 +176,15 @@ def with_shuffled_rewards(
     """Return the episodes with all rewards of the batch permuted over the actions: a control in
     which there is nothing to learn.
     """
-    steps = [s for group in batch for trial in group for episode in trial for s in episode]
+    steps = [step for group in batch for trial in group for episode in trial for step in episode]
     rewards = [step.reward for step in steps]
     source.shuffle(rewards)
-    left = iter(rewards)
-    return [
-        [[tuple(s._replace(reward=next(left)) for s in e) for e in trial] for trial in group]
-        for group in batch
-    ]
+    shuffled = iter(rewards)
+
+    def with_next_rewards(episode: Episode) -> Episode:
+        return tuple(step._replace(reward=next(shuffled)) for step in episode)
+
+    return [[[*map(with_next_rewards, trial)] for trial in group] for group in batch]
 
 
 def _sign(reward: float) -> str:
@@ -263,40 +269,46 @@ class Graph:
                 found[decision] = found.get(decision, 0.0) + strengths[path] * weight
         return found
 
-    def slopes(self, query: Query, by_score: Mapping[Decision, float]) -> "Slopes":
+    def edge_gradient(self, query: Query, by_score: Mapping[Decision, float]) -> "EdgeGradient":
         """Return the gradient with respect to the weights of edges.
 
         Args:
             by_score: gradient with respect to each strategy's score for the query.
         """
-        strengths, slopes = self._strengths(query), Slopes({}, {})
-        through: dict[Path, float] = {}  # gradient with respect to each path's strength
+        strengths, gradient = self._strengths(query), EdgeGradient({}, {})
+        by_path: dict[Path, float] = {}  # gradient with respect to each path's strength
         for (path, decision), weight in self.supports.items():
             if path in strengths and decision in by_score:
-                slopes.supports[path, decision] = by_score[decision] * strengths[path]
-                through[path] = through.get(path, 0.0) + by_score[decision] * weight
+                gradient.supports[path, decision] = by_score[decision] * strengths[path]
+                by_path[path] = by_path.get(path, 0.0) + by_score[decision] * weight
         for each, path in self.queries:
-            if path in through:
-                slopes.queries[each, path] = self._similarity(query, each) * through[path]
-        return slopes
+            if path in by_path:
+                gradient.queries[each, path] = self._similarity(query, each) * by_path[path]
+        return gradient
 
-    def move(self, slopes: "Slopes", step: float) -> None:
+    def move(self, gradient: "EdgeGradient", step: float) -> None:
         """Add `step` times a gradient to the weights, within their bounds."""
-        for edge, slope in slopes.queries.items():
+        for edge, slope in gradient.queries.items():
             self.queries[edge] = _bounded(self.queries[edge] + step * slope)
-        for support, slope in slopes.supports.items():
+        for support, slope in gradient.supports.items():
             self.supports[support] = _bounded(self.supports[support] + step * slope)
 
     def forget(self, most_paths: int) -> None:
         """Remove the weakest paths beyond `most_paths` (of equals the oldest), and strategies
         without a path.
         """
-        weak = sorted(self._paths(), key=self._strength)[: max(0, len(self._paths()) - most_paths)]
-        gone = set(weak)
-        self.queries = {edge: w for edge, w in self.queries.items() if edge[1] not in gone}
-        self.supports = {edge: w for edge, w in self.supports.items() if edge[0] not in gone}
-        led_to = {decision for _, decision in self.supports}
-        self.strategies = {each: known for each, known in self.strategies.items() if each in led_to}
+        paths = self._paths()
+        num_removed = max(0, len(paths) - most_paths)
+        # The sort is stable, and `paths` begins with the oldest.
+        removed = set(sorted(paths, key=self._strength)[:num_removed])
+        self.queries = {edge: w for edge, w in self.queries.items() if edge[1] not in removed}
+        self.supports = {edge: w for edge, w in self.supports.items() if edge[0] not in removed}
+        with_path = {decision for _, decision in self.supports}
+        self.strategies = {
+            decision: statistic
+            for decision, statistic in self.strategies.items()
+            if decision in with_path
+        }
 
     def table(self, version: int) -> GraphState:
         """Return the graph for the journal."""
@@ -350,7 +362,7 @@ class Graph:
         return largest_in * largest_out
 
 
-class Slopes(NamedTuple):
+class EdgeGradient(NamedTuple):
     """Hold a gradient with respect to the weights of edges."""
 
     queries: dict[tuple[Query, Path], float]
@@ -539,9 +551,9 @@ class GraphMemory(Method):
         """Train the weights and add strategies, in the three parts of this module's docstring."""
         batch = list(zip(groups, self._played(groups), strict=True))
         # All gradients are computed before the first weight moves.
-        moves = [self._move(group, played) for group, played in batch]
-        for slopes, step in filter(None, moves):
-            self.graph.move(slopes, step)
+        moves = [self._learn_from(group, played) for group, played in batch]
+        for gradient_of_group, step in filter(None, moves):
+            self.graph.move(gradient_of_group, step)
         for group, played in batch:
             self._induce(self.query(group.trials[0].task), played)
         self.graph.forget(self.settings.max_paths)
@@ -637,9 +649,9 @@ class GraphMemory(Method):
         source = random.Random(f"{self.config.seed}/shuffled/{self.version}")
         return with_shuffled_rewards(batch, source)
 
-    def _move(self, group: Group, played: Played) -> tuple[Slopes, float] | None:
-        """Return a group's gradient and the step along it; None if the group changes no weight, as
-        without guidance.
+    def _learn_from(self, group: Group, played: Played) -> tuple[EdgeGradient, float] | None:
+        """Update the statistics of a group's strategies, and return the group's gradient and the
+        step along it; None if the group changes no weight, as without guidance.
         """
         guidance, gap = group.guidance, _gap(group, played)
         if guidance is None or gap is None:
@@ -650,8 +662,8 @@ class GraphMemory(Method):
         if not all(decision in scores for decision in guidance.decisions):
             return None  # the graph has forgotten one of them since they were drawn
         ratio = math.exp(min(0.0, logprob(scores, guidance.decisions) - guidance.logprob))
-        slopes = self.graph.slopes(query, gradient(scores, guidance.decisions))
-        return slopes, self.settings.rate * gap * ratio
+        of_edges = self.graph.edge_gradient(query, gradient(scores, guidance.decisions))
+        return of_edges, self.settings.rate * gap * ratio
 
     def _update_statistics(self, decisions: Iterable[Decision], gap: float) -> None:
         """Add a group's difference of returns to the statistics of its strategies."""

@@ -81,7 +81,7 @@ def check_two_adapters(key: str, config: Config) -> None:
         ConfigError: the message has the first problem and its remedy.
     """
     others = overriding(config, "self_play_share")
-    for problem, is_there, remedy in (
+    for problem, is_present, remedy in (
         (
             "the two roles are low-rank adapters, and policy.lora is absent",
             config.policy.lora is None,
@@ -108,7 +108,7 @@ def check_two_adapters(key: str, config: Config) -> None:
             'set transport.weights = "disk" or "tensor"',
         ),
     ):
-        if is_there:
+        if is_present:
             raise ConfigError(f"{key}: {problem}: {remedy}, or set {key} = false")
 
 
@@ -143,7 +143,7 @@ class Method:
         return load(self.config.environment.name, **self.config.environment.options)
 
     def check(self) -> None:
-        """Refuse a configuration with which the method would not do what its page promises.
+        """Refuse a configuration with which the method would not work as documented.
 
         Called once, before any process starts.
 
@@ -312,8 +312,9 @@ class Method:
         return None
 
     def frozen_policy(self) -> Path | None:
-        """Return the directory of a frozen model that the loss term needs beside the reference
-        policy; None: it needs none. The model must have the tokenizer of the trained policy.
+        """Return the directory of a frozen model that the loss term needs in addition to the
+        reference policy; None: it needs none. The model must have the tokenizer of the trained
+        policy.
         """
         return None
 
@@ -570,8 +571,8 @@ class _OwnMethod:
         def call(*given: Any, **named: Any) -> Any:
             with _naming(self._name, hook):
                 value = found(*given, **named)
-                fits, expected = _RETURNS.get(hook, (None, ""))
-                if fits and not fits(value):
+                is_valid, expected = _RETURNS.get(hook, (None, ""))
+                if is_valid and not is_valid(value):
                     raise ConfigError(
                         f"method {self._name!r}, {hook}: return {expected}, got {value!r:.100}, of "
                         f"type {type(value).__name__}"

@@ -78,11 +78,11 @@ class ScalingInter(Method):
             )
         self_playing = overriding(self.config, "self_play_share")
         if settings.turns and (self_playing or self.config.population.rivals_remember):
+            others = "".join(f" and leave methods.{name} out" for name in self_playing)
             raise ConfigError(
                 "methods.scaling_inter.turns ends an episode for the agent alone, but here the "
                 "opponent remembers the episode and has to finish it before the next one: leave "
-                "the key out, or set population.rivals_remember = "
-                f"false{''.join(f' and leave methods.{name} out' for name in self_playing)}"
+                f"the key out, or set population.rivals_remember = false{others}"
             )
 
     def horizon(self, version: int, horizon: Horizon) -> Horizon:

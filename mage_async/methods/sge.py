@@ -87,7 +87,9 @@ class Sge(Method):
         guided = round(self.settings.reflected * self.config.admission.trials_per_group)
         if known is None or not guided:
             return None
-        decisions = [("paid", known.paid), *([("failed", known.failed)] if known.failed else [])]
+        decisions = [("paid", known.paid)]
+        if known.failed:
+            decisions.append(("failed", known.failed))
         # A tiny model, whose prompts have no rules in words, gets the bare strategies.
         templates = _TEMPLATES if self.config.transcript.rules else dict.fromkeys(_TEMPLATES, "{} ")
         max_bytes = self.settings.max_bytes // len(decisions)
@@ -138,5 +140,5 @@ def strategies_of(trial: Trial) -> list[tuple[float, str]]:
 
 def _cut(template: str, strategy: str, max_bytes: int) -> str:
     """Put a strategy into a template, cut so that the text has at most `max_bytes`."""
-    left = max(0, max_bytes - len(template.format("").encode()))
-    return template.format(strategy.encode(errors="replace")[:left].decode(errors="ignore"))
+    most = max(0, max_bytes - len(template.format("").encode()))
+    return template.format(strategy.encode(errors="replace")[:most].decode(errors="ignore"))

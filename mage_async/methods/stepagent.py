@@ -2,8 +2,9 @@
 
 The method has two forms (`docs/methods/stepagent.md`). "implicit" adds a preference loss on the
 first token in which the expert's action differs from the policy's (`stepagent_preference.py`);
-"irl" pays turns by a discriminator of steps (`fitted_log_odds`). The expert is the environment's
-best script, recorded trials, or a policy.
+"irl" rewards each turn by the log-odds of a discriminator that tells the expert's steps from the
+policy's (`fitted_log_odds`). The expert is the environment's best script, recorded trials, or a
+policy.
 """
 
 import random
@@ -123,7 +124,9 @@ class StepAgent(Method):
         return bool(self.settings.states == "expert")
 
     def advisers(self) -> Advisers | None:
-        """Return the experts; None: the expert is a policy, which the learner asks."""
+        """Return the function that makes the expert of a trial; None: the expert is a policy, whose
+        forward the learner computes.
+        """
         return None if self.frozen_policy() else self._experts
 
     def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
@@ -149,7 +152,9 @@ class StepAgent(Method):
                     action = expert.action(play, episode, ()) or ""
                     steps[play.anchor, action] += 1
                     outcome = play.act(action)
-                    is_over = (make_pending_calls(play) or outcome).is_done
+                    # In an environment whose calls may wait, the call returns the outcome.
+                    outcome = make_pending_calls(play) or outcome
+                    is_over = outcome.is_done
         return steps
 
     def loss_term(self) -> Any:
@@ -174,11 +179,11 @@ class StepAgent(Method):
         ]
         if not pairs:
             return {}
-        return {"expert_agreement": sum(own == wanted for own, wanted in pairs) / len(pairs)}
+        return {"expert_agreement": sum(own == experts for own, experts in pairs) / len(pairs)}
 
     @cached_property
     def _experts(self) -> Advisers:
-        """The experts that are asked; a file is read once."""
+        """Function that makes the expert of a trial; a file of recorded trials is read once."""
         source = self.settings.source
         return scripted if source == "script" else recorded_experts(Path(source))
 

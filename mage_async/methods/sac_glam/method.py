@@ -79,7 +79,7 @@ class SacGlam(Method):
 
     def check(self) -> None:
         """Refuse keys that would be ignored, and environments whose actions cannot be scored."""
-        for key, value, allowed in _needs(self.config):
+        for key, value, allowed in _restricted_keys(self.config):
             if value not in allowed:
                 preset = self.presets["sac_glam"]
                 is_preset = key in preset or f"{key}.kind" in preset
@@ -104,8 +104,10 @@ class SacGlam(Method):
         return SacTrainer(model, self.config, chat)
 
 
-def _needs(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:
-    """Return keys, their values, and the values that they may have."""
+def _restricted_keys(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:
+    """Return the keys that the method restricts, with their values and the values that they may
+    have.
+    """
     learner, transcript, trial = config.learner, config.transcript, config.trial
     return [
         # These keys change the policy gradient, which soft actor-critic replaces.

@@ -79,13 +79,13 @@ def play_again(
     """
     task = replace(trial.task, member=trial.task.member if member is None else member)
     run = TrialRun(TrialStart(environment, task, trial.index, trial_config, chat, "again"))
-    left: dict[int, list[Turn]] = {}
+    remaining: dict[int, list[Turn]] = {}  # by episode, the last turn first
     for turn in reversed(trial.turns):
-        left.setdefault(turn.episode, []).append(turn)
+        remaining.setdefault(turn.episode, []).append(turn)
     reached: list[str | None] = []
     make_calls(run)  # calls the environment: to begin here, and to answer each action below
     while (prompt := run.next_prompt()) is not None:
-        turns, play = left.get(run.episode, []), run.play
+        turns, play = remaining.get(run.episode, []), run.play
         if prompt.restriction is None:
             raise RunError(
                 "methods.sac_glam: an action was not drawn from a list of legal ones: play another "
@@ -224,10 +224,11 @@ def experiences(
             own = play()
             source = random.Random(f"{config.seed}/hindsight/{group.grant}/{trial.index}")
             goals = goals_in_hindsight(environment, own, most_goals, source)
+            copies = [maker.copy_of(own)]
+            copies += [maker.copy_of(play(goal)) for goal in goals]
             # A copy whose first action is not legal for its goal is empty.
-            copies = tuple(filter(None, map(maker.copy_of, (own, *map(play, goals)))))
-            if copies:
-                found.append(copies)
+            if kept := tuple(copy for copy in copies if copy):
+                found.append(kept)
     return found
 
 
@@ -237,8 +238,8 @@ def goals_in_hindsight(
     """Draw at most `most` goals for relabelling: those that a trial reached, without its own and
     held-out ones.
     """
-    not_wanted = {None, played.trial.task.member, *environment.members("heldout")}
-    reached = dict.fromkeys(goal for goal in played.reached if goal not in not_wanted)
+    excluded = {None, played.trial.task.member, *environment.members("heldout")}
+    reached = dict.fromkeys(goal for goal in played.reached if goal not in excluded)
     goals = [goal for goal in reached if goal is not None]
     return source.sample(goals, min(most, len(goals)))
 

@@ -183,11 +183,11 @@ def n_step_targets(
     """
     # `roll` puts the first state after the last one, whose discount is 0, like that of the last
     # state of every segment.
-    wanted = targets(rewards, discounts, values.roll(-1))
+    found = targets(rewards, discounts, values.roll(-1))
     for _ in range(steps - 1):
-        ahead = torch.where(known, wanted + bonus, values)
-        wanted = targets(rewards, discounts, ahead.roll(-1))
-    return wanted
+        ahead = torch.where(known, found + bonus, values)
+        found = targets(rewards, discounts, ahead.roll(-1))
+    return found
 
 
 def temperature_losses(log_alpha: Tensor, logprobs: Tensor, valid: Tensor, share: float) -> Tensor:
@@ -202,16 +202,16 @@ def temperature_losses(log_alpha: Tensor, logprobs: Tensor, valid: Tensor, share
     return log_alpha.exp() * excess.detach()
 
 
-def critic_losses(q: Tensor, actions: Tensor, wanted: Tensor) -> Tensor:
+def critic_losses(q: Tensor, actions: Tensor, target: Tensor) -> Tensor:
     """Return half the squared errors, summed over heads: float [N].
 
     Args:
         q: float [heads, N, A].
         actions: int64 [N]: numbers of the sampled actions.
-        wanted: float [N], as `targets` gives them.
+        target: float [N], as `targets` gives them.
     """
     taken = q.gather(-1, actions.expand(q.shape[0], -1)[..., None])[..., 0]
-    return 0.5 * (taken - wanted).square().sum(0)
+    return 0.5 * (taken - target).square().sum(0)
 
 
 def actor_losses(q: Tensor, logprobs: Tensor, valid: Tensor, alpha: float | Tensor) -> Tensor:
@@ -274,33 +274,40 @@ class Losses:
 
 
 def losses(
-    inputs: HeadInputs, tokens: Tensor, critic: Critic, given: Transitions, settings: Settings
+    inputs: HeadInputs,
+    tokens: Tensor,
+    critic: Critic,
+    transitions: Transitions,
+    settings: Settings,
 ) -> Losses:
     """Return the losses of all states of a row.
 
     Args:
         inputs: hidden states of the row's states, with the LM head.
         tokens: int64 [A], those of the environment's actions.
-        given: actions and rewards of the states.
+        transitions: actions and rewards of the states.
     """
     share, steps = settings.target_entropy, settings.target_steps
     alpha = critic.log_alpha.detach().exp()
     hidden, weights = inputs.hidden.float(), inputs.head[tokens].float()
     logits = hidden @ weights.T * inputs.inverse_temperature
-    logprobs = log_policy(logits, given.valid)
-    q, slow = critic.values(hidden), critic.target_values(hidden)
+    valid = transitions.valid
+    logprobs = log_policy(logits, valid)
+    q, target_q = critic.values(hidden), critic.target_values(hidden)
     with torch.no_grad():
-        values = soft_values(slow, logprobs, given.valid, alpha)
-        known, bonus = given.actions >= 0, alpha * entropies(logprobs, given.valid)
-        wanted = n_step_targets(given.rewards, given.discounts, values, bonus, known, steps)
-    errors = critic_losses(q, given.actions.clamp(min=0), wanted) * known
+        values = soft_values(target_q, logprobs, valid, alpha)
+        has_target, bonus = transitions.actions >= 0, alpha * entropies(logprobs, valid)
+        target = n_step_targets(
+            transitions.rewards, transitions.discounts, values, bonus, has_target, steps
+        )
+    errors = critic_losses(q, transitions.actions.clamp(min=0), target) * has_target
     return Losses(
-        actor_losses(q.amin(0), logprobs, given.valid, alpha).mean(),
-        errors.sum() / known.sum().clamp(min=1),
-        temperature_losses(critic.log_alpha, logprobs, given.valid, share).mean()
+        actor_losses(q.amin(0), logprobs, valid, alpha).mean(),
+        errors.sum() / has_target.sum().clamp(min=1),
+        temperature_losses(critic.log_alpha, logprobs, valid, share).mean()
         if share
         else torch.zeros_like(alpha),
-        entropies(logprobs, given.valid).mean().detach(),
+        entropies(logprobs, valid).mean().detach(),
         alpha,
         values.mean(),
     )
