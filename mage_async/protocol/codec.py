@@ -89,8 +89,9 @@ def encode_result(
     Raises:
         WireError: the trial exceeds a limit.
     """
-    trial, *other_seat = (replace(each, num_retries=num_retries) for each in trials)
-    return encode(TrialResult(grant, epoch, trial, other=next(iter(other_seat), None)))
+    played = [replace(each, num_retries=num_retries) for each in trials]
+    other_seat = played[1] if len(played) > 1 else None
+    return encode(TrialResult(grant, epoch, played[0], other=other_seat))
 
 
 @dataclass(slots=True)

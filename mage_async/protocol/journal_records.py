@@ -260,9 +260,9 @@ def line_of(record: Record) -> tuple[str, str]:
 
 def _trial_text(trial: Trial) -> str:
     """Return the tokens, the oldest version and the rewards of a trial, in a few words."""
-    drawn = oldest(run for part in trial.segments for run in part.versions)
+    version = oldest(run for segment in trial.segments for run in segment.versions)
     rewards = ", ".join(f"{reward:g}" for reward in trial.episode_rewards())
-    return f"trial {trial.index}: {trial.num_tokens()} tokens from step {drawn}, [{rewards}]"
+    return f"trial {trial.index}: {trial.num_tokens()} tokens from step {version}, [{rewards}]"
 
 
 def _grants(record: Record) -> set[int]:

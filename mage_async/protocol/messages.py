@@ -181,7 +181,8 @@ class Loaded(Fields):
     were published without a fingerprint.
     """
     difference: NonNegative = 0.0
-    """Mean absolute difference from the learner's log-probs of the probe tokens, in nats."""
+    """Mean absolute difference from the learner's log-probs of the probe tokens, in nats; 0 if the
+    version was published without such log-probs."""
     num_retries: CountOrZero = 0
     """Number of loads before this one whose fingerprint did not agree with the learner's."""
 

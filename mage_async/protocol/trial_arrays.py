@@ -252,7 +252,8 @@ def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -
         _check_values(seat, tokens[part], logprobs[part], sampled[part], limits)
         own = [next(allowed) for _ in seat.num_tokens]
         trials.append(_trial(seat, tokens[part], sampled[part], logprobs[part], own))
-    return TrialResult(header.grant, header.epoch, trials[0], other=next(iter(trials[1:]), None))
+    other_seat = trials[1] if len(trials) > 1 else None
+    return TrialResult(header.grant, header.epoch, trials[0], other=other_seat)
 
 
 def pack_episodes(result: EpisodeResult, limits: Limits) -> tuple[EpisodeHeader, list[Frame]]:
