@@ -136,7 +136,7 @@ def _chart(start: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Chart |
         for arm, css in zip(ARMS, COLOURS, strict=True)
         if all(arm in values for values in own.values())
     ]
-    return line_chart(lines, described=title, x_names=[(float(x), str(x)) for x in own])
+    return line_chart(lines, alt_text=title, x_names=[(float(x), str(x)) for x in own])
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def _chart(panel: Panel, known: dict[str, list[Summary]]) -> Chart | None:
     series.append(_series("single-episode RL", controls, "heldout", "accent"))
     series += [_series(label, runs, name, name.removeprefix("heldout_")) for label, name in LINES]
     episodes = [(float(k), f"episode {k}") for k in range(1, len(series[-1].points) + 1)]
-    return line_chart(series, described=f"{panel.title}, by episode", x_names=episodes)
+    return line_chart(series, alt_text=f"{panel.title}, by episode", x_names=episodes)
 
 
 def _series(label: str, runs: Sequence[Summary], name: str, css: str) -> Series:

@@ -101,7 +101,7 @@ def _picture(last: dict[str, dict[int, list[float]]]) -> str:
         points = [(float(EVERY * place), mean) for place, mean in enumerate(means)]
         # The style sheet has nine colours, s0 to s8.
         series.append(Series(arm, points, f"s{number % 9}"))
-    chart = line_chart(series, described="Held-out return of the last episode, by step")
+    chart = line_chart(series, alt_text="Held-out return of the last episode, by step")
     style = f"{fill('style.css')} #all {{ background: var(--card); }}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 400" id="all"><style>{style}'

@@ -123,7 +123,7 @@ def _chart(structure: str, models: dict[str, Any]) -> Chart | None:
     """Return the chart of the returns by episode in one structure, means over the models."""
     series = [_series(label, arm, css, models) for label, arm, css in LINES]
     episodes = [(float(k), f"episode {k}") for k in range(1, len(series[0].points) + 1)]
-    return line_chart(series, described=f"{structure}, by episode", x_names=episodes)
+    return line_chart(series, alt_text=f"{structure}, by episode", x_names=episodes)
 
 
 def _series(label: str, arm: str, css: str, models: dict[str, Any]) -> Series:

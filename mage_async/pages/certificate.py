@@ -154,7 +154,7 @@ def _chart(returns: Mapping[str, Sequence[Sequence[float] | None]]) -> Any:
         line = [(float(k), each[0]) for k, each in points]
         lines.append(Series(LABELS[name], line, css, [each[1] for _, each in points]))
     names = [(float(k), str(k)) for k in range(1, len(returns["own"]) + 1)]
-    return line_chart(lines, described="return of each arm by episode", x_names=names)
+    return line_chart(lines, alt_text="return of each arm by episode", x_names=names)
 
 
 def _returns(

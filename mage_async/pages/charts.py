@@ -39,8 +39,8 @@ class Series:
 
     @cached_property
     def finite(self) -> list[Point]:
-        """The points that are drawn. Of a long line, the lowest and the highest point of each short
-        part, so that outliers remain, and both ends.
+        """The points that are drawn. A long line is cut into short parts, of which only the lowest
+        and the highest point are drawn, so that outliers remain; both ends are drawn too.
         """
         known = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
         if len(known) <= MAX_DRAWN:
@@ -106,7 +106,7 @@ class PlotArea:
 class Chart:
     """Hold a line chart; ticks are values of the data."""
 
-    described: str
+    alt_text: str
     """Content of the chart in words, for readers who cannot see it."""
     area: PlotArea
     series: Sequence[Series]
@@ -145,14 +145,14 @@ class Chart:
 def line_chart(
     series: Sequence[Series],
     *,
-    described: str,
+    alt_text: str,
     x_names: Sequence[tuple[float, str]] = (),
     y_span: tuple[float, float] | None = None,
 ) -> Chart | None:
     """Lay out lines with their labels at the right; return `None` if no point can be drawn.
 
     Args:
-        described: Content of the chart in words, for readers who cannot see it.
+        alt_text: Content of the chart in words, for readers who cannot see it.
         x_names: Named ticks of the x axis; empty for round numbers.
         y_span: Range of the y axis; None for `y_range` of the lines.
     """
@@ -168,7 +168,7 @@ def line_chart(
     is_whole = all(x % 1 == 0 for line in drawn for x, _ in line.finite)
     marks = [x for x in ticks(*area.x, 5) if not is_whole or x % 1 == 0]
     named = x_names or [(x, figure(x)) for x in marks]
-    return Chart(described, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
+    return Chart(alt_text, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
 
 
 def y_range(series: Sequence[Series]) -> tuple[float, float]:
@@ -188,7 +188,7 @@ def y_range(series: Sequence[Series]) -> tuple[float, float]:
     return _span([max(low - room, min([low, *ends])), min(high + room, max([high, *ends]))], 0.06)
 
 
-def small_chart(values: Sequence[Point], *, described: str) -> Chart | None:
+def small_chart(values: Sequence[Point], *, alt_text: str) -> Chart | None:
     """Lay out one quantity as a small chart for a page of many: its only labels are its bounds."""
     series = Series("", values, "accent")
     points = series.finite
@@ -198,7 +198,7 @@ def small_chart(values: Sequence[Point], *, described: str) -> Chart | None:
     spans = _span([x for x, _ in points], 0.0), _span([low, high], 0.08)
     area = PlotArea(*spans, width=240, height=84, left=44, right=4, top=6, bottom=6)
     bounds = [low] if math.isclose(low, high, rel_tol=1e-9) else [low, high]
-    return Chart(described, area, [series], bounds)
+    return Chart(alt_text, area, [series], bounds)
 
 
 def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
@@ -255,16 +255,16 @@ def _line_labels(series: Sequence[Series], area: PlotArea) -> list[tuple[Series,
     return list(zip(labelled, heights, strict=True))
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move positions so that they are at least `gap` apart, keep their order and stay in bounds.
 
     If not all fit between `low` and `high`, they keep the gap and the last ones exceed `high`.
     """
-    order = sorted(range(len(wanted)), key=lambda number: wanted[number])
-    placed = list(wanted)
+    order = sorted(range(len(positions)), key=lambda number: positions[number])
+    placed = list(positions)
     floor = low
     for number in order:
-        placed[number] = floor = max(wanted[number], floor)
+        placed[number] = floor = max(positions[number], floor)
         floor += gap
     ceiling = max(high, low + gap * (len(order) - 1))
     for number in reversed(order):
@@ -297,7 +297,7 @@ class Histogram:
     """Hold bars of the number of values in each bin."""
 
     bins: Sequence[Bin]
-    described: str
+    alt_text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def read_run(run: RunDirectory) -> ComparedRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arm:
-    """Hold the runs of one configuration, in order of their seeds."""
+    """Hold the runs of one configuration, which differ in their seeds alone, in order of seeds."""
 
     settings: Mapping[str, Any]
     """Values of the keys in which the arms differ."""
@@ -170,19 +170,22 @@ def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
     """Return the difference, second minus first, for each seed that both arms have. If an arm has
     several runs of a seed, their mean is taken.
     """
-    by_arm: tuple[defaultdict[int, list[float]], ...] = (defaultdict(list), defaultdict(list))
-    for found, arm in zip(by_arm, (first, second), strict=True):
-        for run in arm.runs:
-            if (value := _lookup(run.summary, path)) is not None:
-                found[run.seed].append(value)
-    one, other = (
-        {seed: statistics.fmean(each) for seed, each in found.items()} for found in by_arm
-    )
-    return intervals.paired(other, one)
+    return intervals.paired(_means_by_seed(second, path), _means_by_seed(first, path))
+
+
+def _means_by_seed(arm: Arm, path: Sequence[str | int]) -> dict[int, float]:
+    """Return the mean of a number of the summaries over the runs of each seed."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for run in arm.runs:
+        if (value := _lookup(run.summary, path)) is not None:
+            found[run.seed].append(value)
+    return {seed: statistics.fmean(values) for seed, values in found.items()}
 
 
 def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
-    """Return the keys that differ with both values; "–" if a configuration lacks the key."""
+    """Return each key whose values differ, with both values; "–" for a configuration that lacks the
+    key.
+    """
     return [(key, str(a), str(b)) for key, a, b in config_file.differences(one, other, "–")]
 
 
@@ -322,8 +325,8 @@ def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
             drawn.setdefault(arm.environment, []).append(_arm_line(arm, colour, by_run, x_of))
         for name, series in drawn.items():
             caption = f"{axis}, {name}" if len(drawn) > 1 else axis
-            described = "the last episode's return of every arm"
-            charts[caption] = line_chart(series, described=described)
+            alt_text = "the last episode's return of every arm"
+            charts[caption] = line_chart(series, alt_text=alt_text)
     return shown_split, charts
 
 
@@ -380,8 +383,8 @@ def _arm_table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]
 
 
 def _mean(arm: Arm, *path: str | int) -> str:
-    """Return the mean of an evaluation's figure over the runs of an arm, with its interval. If only
-    some runs have the figure, their number follows.
+    """Return the mean of a number of the evaluation over the runs of an arm, with its interval. If
+    only some runs have the number, how many have it follows.
     """
     values = arm.values("evaluation", *path)
     if not values:
@@ -401,8 +404,8 @@ def _interval_text(values: Sequence[float]) -> str:
     return signed(mean, digits) + shown
 
 
-def _plain(arm: Arm, *path: str) -> str:
-    """Return the mean of a figure over the runs of an arm, without an interval."""
+def _bare_mean(arm: Arm, *path: str) -> str:
+    """Return the mean of a number of the summary over the runs of an arm, without an interval."""
     values = arm.values(*path)
     return figure(statistics.fmean(values)) if values else "–"
 
@@ -419,9 +422,9 @@ REACHED: Mapping[str, Callable[[Arm], str]] = {
 """Columns of the table of returns: names, and functions that return the text for an arm."""
 COST: Mapping[str, Callable[[Arm], str]] = {
     "wall time": lambda arm: duration(statistics.fmean(arm.values("wall_s"))),
-    "trials/s": lambda arm: _plain(arm, "throughput", "trials_per_s"),
-    "generated tokens/s": lambda arm: _plain(arm, "throughput", "generated_tokens_per_s"),
-    "staleness, mean": lambda arm: _plain(arm, "staleness", "mean"),
+    "trials/s": lambda arm: _bare_mean(arm, "throughput", "trials_per_s"),
+    "generated tokens/s": lambda arm: _bare_mean(arm, "throughput", "generated_tokens_per_s"),
+    "staleness, mean": lambda arm: _bare_mean(arm, "staleness", "mean"),
     "largest": lambda arm: figure(max(arm.values("staleness", "max"), default=0.0)),
     "dropped": lambda arm: figure(sum(arm.values("trials", "dropped"))),
 }

@@ -41,8 +41,8 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     span = y_range([line for series in lines.values() for line in series])
     charts = []
     for split, caption in CAPTIONS.items():
-        described = f"return of each episode against steps, {caption}"
-        charts.append((caption, line_chart(lines[split], described=described, y_span=span)))
+        alt_text = f"return of each episode against steps, {caption}"
+        charts.append((caption, line_chart(lines[split], alt_text=alt_text, y_span=span)))
     return charts
 
 
@@ -55,9 +55,9 @@ def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     charts = []
     for name in names:
         own_points = [(version, score["parts"]["environment"][name]) for version, score in points]
-        described = f"return of each episode against steps, {name}"
+        alt_text = f"return of each episode against steps, {name}"
         lines = episode_lines(own_points, most_episodes)
-        charts.append((name, line_chart(lines, described=described)))
+        charts.append((name, line_chart(lines, alt_text=alt_text)))
     return charts
 
 
@@ -77,7 +77,7 @@ def adaptation(
             halves = score["ci95_by_episode"]
             series.append(Series(each.label, points, set_css(name), halves, has_dots=True))
     named = [(float(k), f"episode {k}") for k in range(1, num_episodes + 1)]
-    return line_chart(series, described="return of each episode, by set", x_names=named)
+    return line_chart(series, alt_text="return of each episode, by set", x_names=named)
 
 
 def curve_points(records: RunRecords, split: str) -> list[CurvePoint]:
@@ -86,7 +86,9 @@ def curve_points(records: RunRecords, split: str) -> list[CurvePoint]:
 
 
 def points_of(curve: Sequence[Record], evaluation: Record, split: str) -> list[CurvePoint]:
-    """Return the same as `curve_points`, from the curve and the final evaluation alone."""
+    """Return versions and scores of a split: the points of a curve, and the final evaluation as the
+    last one.
+    """
     points = {line["version"]: line["sets"][split] for line in curve}
     if evaluation:
         points[evaluation["version"]] = evaluation["sets"][split]
@@ -133,8 +135,8 @@ def episode_lines(
     Args:
         points: Positions on the x axis, ascending, each with a score.
         most_episodes: See `episode_css`.
-        name: Name of the figure of a score to draw, one value for each episode.
-        half_widths: Name of the figure with its half-widths; "" for none.
+        name: Field of a score that is drawn; it has one value for each episode.
+        half_widths: Field with the half-widths of these values; "" for none.
     """
     num_episodes = len(points[0][1][name]) if points else 0
     return [
@@ -240,11 +242,11 @@ def staleness(metrics: Sequence[Record], bound: int | None, most_episodes: int) 
         ),
         _metric_line(metrics, "staleness_mean", "mean", "heldout"),
     ]
-    described = "staleness of the tokens of each step, in steps"
+    alt_text = "staleness of the tokens of each step, in steps"
     # The y axis begins a little below 0 and ends above all lines, so that values at 0, at the bound
     # and above it can be seen.
     top = max(1.0, *(y for line in series for _, y in line.finite))
-    return line_chart(series, described=described, y_span=(-0.1, top * 1.15 + 0.1))
+    return line_chart(series, alt_text=alt_text, y_span=(-0.1, top * 1.15 + 0.1))
 
 
 def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart]:
@@ -258,7 +260,7 @@ def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart
             unit, meaning = explanation_of(name)
             # "train_s" is labelled "train time".
             label = words(f"{name.removesuffix('_s')}_time" if unit == "s" else name)
-            chart = small_chart(points, described=f"{label}: {meaning}")
+            chart = small_chart(points, alt_text=f"{label}: {meaning}")
             mean = with_unit(name, _mean(records, name))
             charts.append(MetricChart(label, meaning, mean, chart))
     return charts
@@ -277,9 +279,9 @@ def _mean(records: RunRecords, name: str) -> float:
     lines = [line for line in records.metrics if math.isfinite(line.get(name, math.nan))]
     if not lines:
         return math.nan
-    # Rates are averaged over time, as in the summary; other metrics over steps. Steps train equally
-    # many trials, so the time of a step is inverse to its trials/s. It is not the time since the
-    # line before: a live page has only some of the steps of a long run.
+    # Rates are averaged over time, as in the summary; other metrics over steps. All steps train the
+    # same number of trials, so the time of a step is proportional to 1 / (its trials/s). The time
+    # since the line before would be wrong: a live page has only some steps of a long run.
     is_rate = name.endswith("_per_s")
     weights = [1 / line["trials_per_s"] if is_rate else 1.0 for line in lines]
     return weighted_mean([line[name] for line in lines], weights)

@@ -141,7 +141,7 @@ def render(
     )
 
 
-# The top of the page: the return, the returns of the controls, and figures of the run.
+# The top of the page: the return, the returns of the controls, and numbers about the run.
 
 
 def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
@@ -201,7 +201,7 @@ def _last(score: Score) -> str:
 
 
 def _loss(heldout: Score, control: Score) -> tuple[float, float]:
-    """Return by how much a control lowers the last return, and the half-width of that."""
+    """Return by how much a control lowers the last return, and the half-width of this difference."""
     loss = heldout["return_by_episode"][-1] - control["return_by_episode"][-1]
     halves = halves_of(heldout)[-1], halves_of(control)[-1]
     return loss, math.hypot(*halves)
@@ -224,7 +224,7 @@ def _unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
 
 
 def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
-    """Return small tiles with figures of the run itself: its time, speed, staleness and faults."""
+    """Return small tiles with numbers about the run: its time, speed, staleness and faults."""
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     rates, mismatch = summary.get("throughput", {}), summary.get("logprob_mismatch", {})
     spent = []
@@ -398,7 +398,9 @@ def _diversity_part(diversity: Mapping[str, Any]) -> Record:
 
 
 def _harder_part(harder: Mapping[str, Any], most_episodes: int) -> Record:
-    """Return the returns on harder tasks than trained, a rung each (`mage evaluate --harder`)."""
+    """Return charts and tables of the returns on tasks that are harder than the trained ones, by
+    rung of difficulty (`mage evaluate --harder`).
+    """
     chart = partial(_rung_chart, harder["rungs"], most_episodes)
     return {
         "ladder": harder["ladder"],
@@ -411,17 +413,17 @@ def _harder_part(harder: Mapping[str, Any], most_episodes: int) -> Record:
 def _rung_chart(
     rungs: Sequence[Mapping[str, Any]], most_episodes: int, name: str, half_widths: str
 ) -> Chart | None:
-    """Return the chart of a figure against difficulty, with a line for each episode.
+    """Return the chart of a score against difficulty, with a line for each episode.
 
     Args:
         most_episodes: See `episode_css`.
-        name: Name of the figure in the score of a rung, one value for each episode.
-        half_widths: Name of the figure with its half-widths; "" for none.
+        name: Field of a rung's score that is drawn; it has one value for each episode.
+        half_widths: Field with the half-widths of these values; "" for none.
     """
     points = [(number, rung["score"]) for number, rung in enumerate(rungs)]
     named = [(float(number), rung["label"]) for number, rung in enumerate(rungs)]
     series = episode_lines(points, most_episodes, name, half_widths)
-    return line_chart(series, described=f"{name} against difficulty", x_names=named)
+    return line_chart(series, alt_text=f"{name} against difficulty", x_names=named)
 
 
 def _trials_part(samples: Sequence[Record], units: int) -> Record:

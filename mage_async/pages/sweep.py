@@ -43,7 +43,7 @@ from mage_async.trajectory import num_decimals
 NUM_COLOURS = 9
 """Number of CSS classes of lines, `s0` to `s8`; further lines repeat them."""
 RETURN = "heldout_last_return"
-"""Name of the figure that charts show: the held-out return of the last episode."""
+"""Name of the result that charts show: the held-out return of the last episode."""
 RESULT_COLUMNS = (
     RETURN,
     "train_last_return",
@@ -103,11 +103,11 @@ def render_matrix(
         returns=_return_charts(runs, subject),
         curves=_learning_curves(runs),
         ages=_age_bars(runs),
-        untrained=_figure_table(by_age_group(runs), UNTRAINED_COLUMNS),
-        results=_figure_table(by_label, RESULT_COLUMNS),
+        untrained=_mean_table(by_age_group(runs), UNTRAINED_COLUMNS),
+        results=_mean_table(by_label, RESULT_COLUMNS),
         base=base,
         differences=_difference_table(runs, base),
-        corrections=_figure_table(by_label, CORRECTION_COLUMNS),
+        corrections=_mean_table(by_label, CORRECTION_COLUMNS),
     )
 
 
@@ -156,7 +156,8 @@ def _method_lines(
 
 def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
     """Return two charts for each method, against trials and time, with a line for each setting."""
-    figures, ends = [], list[float]()  # captions with their lines; both ends of all bands
+    lines = []  # the caption of each chart with its lines
+    ends = list[float]()  # both ends of all bands
     for label, settings in by_method(runs).items():
         for axis, column, scale in (("thousand trials", 0, 1e-3), ("seconds of training", 1, 1.0)):
             series = []
@@ -169,10 +170,10 @@ def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
                 ends += [y + sign * half for (_, y), half in pairs for sign in (-1, 1)]
                 css = episode_css(number, len(settings))
                 series.append(Series(setting.place_name, line, css, halves))
-            figures.append((f"{label or 'all'}, against {axis}", series))
+            lines.append((f"{label or 'all'}, against {axis}", series))
     low = min(ends, default=0.0)
     span = low, max([low + 0.1, *ends])  # all charts have one scale
-    return [_chart(caption, series, span) for caption, series in figures]
+    return [_chart(caption, series, span) for caption, series in lines]
 
 
 def _age_bars(runs: RunsBySetting) -> list[Bar]:
@@ -190,11 +191,11 @@ def _age_bars(runs: RunsBySetting) -> list[Bar]:
     return bars
 
 
-def _figure_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[str]) -> Table:
-    """Return a table of figures, with a row for each group of runs."""
+def _mean_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[str]) -> Table:
+    """Return a table with a row for each group of runs, and their mean of each named result."""
     rows = []
     for label, same in groups.items():
-        cells = [_figure_cell(name, values(same, name)) for name in names]
+        cells = [_mean_cell(name, values(same, name)) for name in names]
         rows.append(TableRow(label, [TableCell(str(len(same))), *cells]))
     return Table([words(name) for name in ("", "runs", *names)], rows)
 
@@ -203,15 +204,16 @@ def _difference_table(runs: RunsBySetting, base: Setting) -> Table | None:
     """Return the table of differences of the last episode's return to the control, seed by seed:
     runs of one seed share their warm start and tasks. None: there is one setting alone.
 
-    Where corrections are compared, it has the difference to the control's correction at the same
-    ages, too: that to the control itself is one of age and correction together.
+    Where corrections are compared, the table also has the difference to the control's correction at
+    the same ages, because the difference to the control itself may come from age and correction
+    together.
     """
     returns = {
         setting: {run.cell.seed: run.figures[RETURN] for run in same}
         for setting, same in runs.items()
     }
-    # Under "unbounded" several settings of `age_mask` have the same ages: `base`, if it is one, is
-    # their control.
+    # Under "unbounded" several settings of `age_mask` have the same ages. If `base` is one of them,
+    # it is their control, because the last entry of an age group counts.
     controls = {
         setting.age_group: setting
         for setting in (*runs, base)
@@ -224,7 +226,7 @@ def _difference_table(runs: RunsBySetting, base: Setting) -> Table | None:
         if control is None or control == setting:
             return [TableCell("–"), TableCell("–")]
         gaps = paired(returns[setting], returns[control])
-        return [TableCell(str(len(gaps))), _figure_cell(RETURN, gaps)]
+        return [TableCell(str(len(gaps))), _mean_cell(RETURN, gaps)]
 
     rows = []
     for setting in runs:
@@ -235,11 +237,11 @@ def _difference_table(runs: RunsBySetting, base: Setting) -> Table | None:
     return Table(["", "seeds", "difference", *more], rows) if rows else None
 
 
-def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
-    """Return the mean of a figure over runs, with its 95 % half-width if it varies. Returns that
+def _mean_cell(name: str, by_run: Sequence[float]) -> TableCell:
+    """Return the mean of a result over runs, with its 95 % half-width if it varies. Returns that
     are equal, perhaps by chance, have "± ?".
     """
-    known = [value for value in figures if math.isfinite(value)]
+    known = [value for value in by_run if math.isfinite(value)]
     if not known:
         return TableCell("–")
     mean, half = interval(known)
@@ -258,4 +260,4 @@ def _chart(
     x_names: Sequence[tuple[float, str]] = (),
 ) -> CaptionedChart:
     """Return a caption, and the chart of some lines."""
-    return caption, line_chart(series, described=caption, y_span=span, x_names=x_names)
+    return caption, line_chart(series, alt_text=caption, y_span=span, x_names=x_names)

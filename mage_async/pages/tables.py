@@ -77,7 +77,7 @@ def episode_table(
         bound: Largest possible return in absolute value, which has the deepest colour: green for
             gains and red for losses. None for no colours.
     """
-    rows, made, num_episodes = [*rows], [], 0
+    rows, table_rows, num_episodes = [*rows], [], 0
     digits = num_decimals(value for row in rows for value in row.values)
     for row in rows:
         halves, num_episodes = row.half_widths or [], max(num_episodes, len(row.values))
@@ -90,8 +90,8 @@ def episode_table(
             )
             for value, half in zip_longest(row.values, halves)
         ]
-        made.append(TableRow(row.label, cells, "quiet" if row.is_reference else ""))
-    return Table([head, *(f"episode {k}" for k in range(1, num_episodes + 1))], made)
+        table_rows.append(TableRow(row.label, cells, "quiet" if row.is_reference else ""))
+    return Table([head, *(f"episode {k}" for k in range(1, num_episodes + 1))], table_rows)
 
 
 def sets_tables(
@@ -137,11 +137,12 @@ def _wins_table(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> 
         EpisodeRow("lost", lost),
         EpisodeRow("won at least once so far", heldout["won_within"]),
     ]
-    retries = "the same by independent retries"
-    shares = [*won, *(blind["won_by_episode"] if blind else [])]
+    shares = [*won]
+    if blind:
+        shares += blind["won_by_episode"]
+        rows.append(EpisodeRow("the same by independent retries", blind["won_within"]))
     if {percent(share) for share in shares} in ({percent(0.0)}, {percent(1.0)}):
         return None
-    rows += [EpisodeRow(retries, blind["won_within"])] if blind else []
     return episode_table("share", rows, percent)
 
 
@@ -177,25 +178,29 @@ def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table
         rows = [EpisodeRow(*item) for item in returns.items()]
         return episode_table(head, rows, bound=bound)
 
-    return [
-        {
-            "label": SETS[name].label,
-            "families": table("family", sets[name]["by_family"]),
-            "members": table("member", shown),
-            "others": table("member", {each: listed[each] for each in listed if each not in shown}),
-            "num_members": len(sets[name]["by_member"]),
-        }
-        for name in ("heldout", "train")
-        if name in sets
-        for listed in [_extreme(sets[name]["by_member"], MOST_MEMBERS)]
-        for shown in [_extreme(listed, MOST_SHOWN)]
-    ]
+    tables: list[dict[str, Table | str | int]] = []
+    for name in ("heldout", "train"):
+        if name not in sets:
+            continue
+        listed = _extreme(sets[name]["by_member"], MOST_MEMBERS)
+        shown = _extreme(listed, MOST_SHOWN)
+        others = {member: listed[member] for member in listed if member not in shown}
+        tables.append(
+            {
+                "label": SETS[name].label,
+                "families": table("family", sets[name]["by_family"]),
+                "members": table("member", shown),
+                "others": table("member", others),
+                "num_members": len(sets[name]["by_member"]),
+            }
+        )
+    return tables
 
 
 def _extreme(returns: Mapping[str, Sequence[float]], number: int) -> Mapping[str, Sequence[float]]:
-    """Return this number of members, in order of their returns in the last episode: half of them
-    with the lowest and half with the highest returns. If there are no more members than this
-    number, return all of them in their own order.
+    """Return `number` members, in order of their returns in the last episode: half of them with the
+    lowest and half with the highest returns. If there are no more members than that, return all of
+    them in their own order.
     """
     if len(returns) <= number:
         return returns
@@ -224,7 +229,8 @@ def harder_tables(harder: Mapping[str, Any]) -> dict[str, Table]:
 MEMBER_HEADS = ("member", "Elo rating", "groups", "episodes", "agent's return", "recent mean")
 """Heads of the table of opponents and their ratings."""
 Standing = Mapping[str, Any]
-"""Rating of a member, the numbers of groups and episodes against it, and the agent's returns."""
+"""A member's rating, the numbers of groups and episodes played against it, and the agent's returns
+in them."""
 
 
 def population_table(table: Mapping[str, Any], units: int) -> Table:
@@ -253,5 +259,5 @@ def population_table(table: Mapping[str, Any], units: int) -> Table:
 
 
 def _number(text: str) -> TableCell:
-    """Return a number as a cell, with a real minus sign."""
+    """Return a number as a cell, with the sign `MINUS` in place of a hyphen."""
     return TableCell(text.replace("-", MINUS))

@@ -263,8 +263,8 @@ def shown_tokens(
 
 
 def _run_at(runs: Sequence[VersionRun], index: int) -> VersionRun | None:
-    """Return the `VersionRun` (tokens in a row, sampled by one version) that a token is in; None if
-    the token lies before the first.
+    """Return the `VersionRun` (consecutive tokens that one version sampled) of a token; None if the
+    token lies before the first run.
 
     Args:
         runs: All of a segment, in order; each ends where the next one starts.

@@ -48,7 +48,7 @@ def test_labels_with_room_stay_where_they_are():
 
 def test_a_chart_of_many_lines_has_room_for_all_their_labels():
     lines = [Series(f"episode {k}", [(0.0, 0.0), (1.0, float(k))], "e0") for k in range(30)]
-    chart = line_chart(lines, described="")
+    chart = line_chart(lines, alt_text="")
     assert chart is not None
     assert max(height for _, height in chart.labels) < chart.area.height
     heights = sorted(height for _, height in chart.labels)
@@ -57,12 +57,12 @@ def test_a_chart_of_many_lines_has_room_for_all_their_labels():
 
 def test_a_chart_draws_what_is_finite():
     line = Series("loss", [(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0)], "accent")
-    drawn = svg(line_chart([line], described="loss"))
+    drawn = svg(line_chart([line], alt_text="loss"))
     assert len(re.search(r'points="([^"]+)" class="line', drawn)[1].split()) == 2
     assert "nan" not in drawn
     assert "inf" not in drawn.replace("nothing", "")
-    assert "nothing was recorded" in svg(line_chart([], described="loss"))
-    assert "nothing was recorded" in svg(small_chart([(0.0, math.nan)], described="loss"))
+    assert "nothing was recorded" in svg(line_chart([], alt_text="loss"))
+    assert "nothing was recorded" in svg(small_chart([(0.0, math.nan)], alt_text="loss"))
 
 
 def test_a_long_line_is_thinned_and_keeps_its_ends_and_outliers():
@@ -94,20 +94,20 @@ def test_ticks_of_a_tiny_range_are_apart():
 )
 def test_an_interval_is_not_cut_by_the_axis_unless_its_line_would_be_flat(returns, half, shown):
     line = Series("held-out", [*enumerate(returns)], "heldout", [half, half])
-    low, high = line_chart([line], described="").area.y
+    low, high = line_chart([line], alt_text="").area.y
     margin = 0.06 * (max(returns) - min(returns) + 2 * shown)
     assert (low, high) == pytest.approx((0.4 - shown - margin, returns[1] + shown + margin))
 
 
 def test_an_axis_of_steps_has_no_halves():
     for last, names in ((3.0, ["1", "2", "3"]), (2.5, ["1", "1.5", "2", "2.5"])):
-        chart = line_chart([Series("loss", [(1.0, 0.0), (last, 1.0)], "accent")], described="")
+        chart = line_chart([Series("loss", [(1.0, 0.0), (last, 1.0)], "accent")], alt_text="")
         assert [name for _, name in chart.x_ticks] == names
 
 
 @pytest.mark.parametrize("value", [1e17, -1e17, 1e300, 0.0])
 def test_a_line_of_one_value_is_drawn_whatever_its_size(value):
-    chart = line_chart([Series("kl", [(1.0, value), (2.0, value)], "accent")], described="kl")
+    chart = line_chart([Series("kl", [(1.0, value), (2.0, value)], "accent")], alt_text="kl")
     assert chart.area.y[0] < value < chart.area.y[1]
     assert len(set(chart.y_ticks)) == len(chart.y_ticks) >= 2
     assert "nan" not in svg(chart)
@@ -180,13 +180,13 @@ def test_a_bar_of_ages_says_that_its_oldest_tokens_may_be_older():
 
 def test_lines_in_a_small_unit_have_their_values_beside_their_labels():
     lines = [Series(name, [(0.0, y), (1.0, y)], "e0") for name, y in (("a", 4e-4), ("b", 9e-4))]
-    drawn = svg(line_chart(lines, described=""))
+    drawn = svg(line_chart(lines, alt_text=""))
     assert re.findall(r'class="value">([^<]+)', drawn) == ["4.0e−4", "9.0e−4"]
 
 
 def test_text_of_a_chart_is_escaped_and_its_markup_is_not():
     line = Series("<b>&", [(0.0, 1.0), (1.0, 2.0)], '"', has_dots=True)
-    drawn = svg(line_chart([line], described="<i>'"))
+    drawn = svg(line_chart([line], alt_text="<i>'"))
     assert drawn.startswith("<svg ")
     assert "<title>&lt;i&gt;&#39;</title>" in drawn
     assert "<title>&lt;b&gt;&amp;</title>&lt;b&gt;&amp; <tspan" in drawn
@@ -195,7 +195,7 @@ def test_text_of_a_chart_is_escaped_and_its_markup_is_not():
 
 
 def test_coordinates_are_written_to_a_hundredth():
-    drawn = svg(small_chart([(0.0, 1.0), (3.0, 2.0)], described=""))
+    drawn = svg(small_chart([(0.0, 1.0), (3.0, 2.0)], alt_text=""))
     assert 'viewBox="0 0 240 84"' in drawn
     written = re.findall(r' (?:x|y|x1|x2|y1|y2)="([^"]*)"', drawn)
     assert written

@@ -94,8 +94,8 @@ def _held_out(runs: Sequence[ListedRun]) -> Chart | None:
         )
         for number, run in enumerate(runs)
     ]
-    described = "held-out return of the last episode against steps, by run"
-    return line_chart(series, described=described)
+    alt_text = "held-out return of the last episode against steps, by run"
+    return line_chart(series, alt_text=alt_text)
 
 
 def overview(request: PageRequest) -> Markup:
