@@ -37,14 +37,9 @@ from mage_async.protocol.journal_records import (
     Record,
     first_segment_header,
 )
+from mage_async.protocol.limits import DEFAULT_LIMITS
 from mage_async.protocol.messages import GroupGrant
-from mage_async.protocol.trial_arrays import (
-    DEFAULT_LIMITS,
-    Frame,
-    TrialHeader,
-    TrialResult,
-    pack_trial,
-)
+from mage_async.protocol.trial_arrays import Frame, TrialHeader, TrialResult, pack_trial
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.scripted_play import random_task, scripted_trial
 from mage_services.journal.record_bytes import MAGIC, encode_record

@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 
 from mage_async.errors import WireError
+from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import Header, Message
 from mage_async.protocol.trial_arrays import (
-    DEFAULT_LIMITS,
     EpisodeHeader,
     EpisodeResult,
     Frame,
-    Limits,
     TrialHeader,
     TrialResult,
     pack_episodes,

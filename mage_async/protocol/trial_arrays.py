@@ -1,5 +1,4 @@
-"""Encode a trial as message frames, a typed header and four raw arrays, and bound the size of
-messages (`Limits`).
+"""Encode a trial as message frames: a typed header and four raw arrays.
 
 If the policy played both seats (players) of a game, the trials of both are one message: they
 arrive, are journaled and are acknowledged together or not at all.
@@ -16,6 +15,7 @@ from msgspec import Meta
 
 from mage_async.errors import WireError
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.limits import Limits
 from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Alternative, FinishedEpisodes, Kind, Segment, Task, Trial, Turn
 
@@ -41,50 +41,6 @@ _LOGPROBS = np.dtype("<f4")
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Describe the largest message that is accepted from a peer.
-
-    Sizes are checked before anything is allocated.
-
-    A trial over a limit is dropped with its group after it was played. So the limits lie far above
-    the sizes of trials that can be trained: otherwise the loss of long trials would favour short
-    ones. The largest message, 57 MiB, fits into one record of the journal (64 MiB); its decoding
-    takes 30 ms.
-    """
-
-    max_header_bytes: int = 2**23
-    max_tokens: int = 2**22
-    """Number of tokens of one message, over all segments of its trial, or of the trials of both
-    seats.
-    """
-    max_allowed: int = 2**22
-    """Number of integers that describe the allowed sets of one message: `allowed` above."""
-    max_segments: int = 2**14
-    """Number of segments of one trial."""
-    max_turns: int = 2**16
-    """Number of turns of one trial."""
-    max_runs: int = 2**16
-    """Number of version runs of one trial."""
-    max_text_chars: int = 2**15
-    """Number of characters of one action, one reflection, or one anchor (an episode's state as
-    text).
-    """
-    max_alternative_chars: int = 2**10
-    """Number of characters of one alternative to an action."""
-    max_info_chars: int = 2**12
-    """Number of characters of one turn's `info`, which an environment may add to its
-    observation.
-    """
-
-    def max_frame_bytes(self) -> int:
-        """Return the size of the largest frame: the header, or an array with 4 bytes per number."""
-        return max(self.max_header_bytes, self.max_tokens * 4, self.max_allowed * 4)
-
-
-DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

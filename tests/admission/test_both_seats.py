@@ -18,8 +18,9 @@ from mage_async.protocol.journal_records import (
     first_segment_header,
     line_of,
 )
+from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Limits, pack_trial, unpack_trial
+from mage_async.protocol.trial_arrays import pack_trial, unpack_trial
 from mage_async.tasks.league import ITSELF, League
 from mage_async.trajectory import Task, Trial
 from mage_services.journal.record_bytes import (

@@ -24,8 +24,8 @@ from mage_async.protocol.journal_records import (
     first_segment_header,
     to_delete,
 )
+from mage_async.protocol.limits import DEFAULT_LIMITS
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.protocol.trial_arrays import DEFAULT_LIMITS
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trajectory import Segment as Part
 from mage_services.journal.record_bytes import (

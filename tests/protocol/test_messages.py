@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.protocol.codec import PROTOCOL, LastEncoded, decode, encode
+from mage_async.protocol.limits import Limits
 from mage_async.protocol.messages import (
     MAX_REASON_CHARS,
     Acknowledge,
@@ -24,7 +25,6 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.protocol.trial_arrays import Limits
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_REASON_CHARS)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from mage_async.errors import WireError
 from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.protocol.codec import PROTOCOL, decode, encode
+from mage_async.protocol.limits import Limits
 from mage_async.protocol.messages import Message, TrialResult
-from mage_async.protocol.trial_arrays import Limits, TrialHeader
+from mage_async.protocol.trial_arrays import TrialHeader
 from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Alternative, Kind, Segment, Task, Trial, Turn
 

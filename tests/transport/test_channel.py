@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 
+from mage_async.protocol.limits import DEFAULT_LIMITS
 from mage_async.protocol.messages import (
     Acknowledge,
     Goodbye,
@@ -12,7 +13,6 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.protocol.trial_arrays import DEFAULT_LIMITS
 from mage_services.transport.channels import PeerChannel
 from mage_services.transport.sockets import ipc_address
 from tests.helpers.channel_site import Site, heartbeat, hello, run, trial

@@ -23,7 +23,8 @@ import zmq
 import zmq.asyncio
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame
+from mage_async.protocol.limits import DEFAULT_LIMITS
+from mage_async.protocol.trial_arrays import Frame
 
 MAX_SOCKET_PATH_BYTES = 107
 """Largest number of bytes in the path of a unix socket, by the kernel's `sockaddr_un`."""
