@@ -34,8 +34,8 @@ from mage_async.learning.forward import SHARDED, body, hidden_states, layers_of
 from mage_async.learning.optimizer import MASTERS_KEY, learning_rate, set_rate
 from mage_async.learning.packing import MicroBatch, SampledTokens, TokenRow, TrainingSequence
 from mage_async.learning.rank_orders import Forward, Ranks, Step
-from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.token_loss import CorrectedLoss
+from mage_async.learning.token_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.trainer import Trainer
 from mage_async.restriction import AllowedSets
 

@@ -1,5 +1,5 @@
 """Train the policy: one step turns a batch of sequences into new weights and metrics
-(`step_metrics.py`).
+(`token_metrics.py`).
 """
 
 import math
@@ -35,8 +35,8 @@ from mage_async.learning.packing import (
     training_sequences,
 )
 from mage_async.learning.rank_orders import Ranks
-from mage_async.learning.step_metrics import TrainedMicroBatch, Update, mismatch, step_metrics
 from mage_async.learning.token_loss import CorrectedLoss, HeadInputs, LossTerm, corrected_loss
+from mage_async.learning.token_metrics import TrainedMicroBatch, Update, mismatch, token_metrics
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind
 from mage_async.trials.chat_format import ChatFormat
@@ -131,7 +131,7 @@ class Trainer:
         # Interpolated log-probs are made from the engine's, so a comparison of the two would say
         # nothing. Those of the first minibatch are always computed.
         computed = updates[:1] if self._learner.proximal == "interpolated" else updates
-        metrics = step_metrics(updates, computed, self.version, self._max_staleness)
+        metrics = token_metrics(updates, computed, self.version, self._max_staleness)
         metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         self.version += 1
         if self._reference_cycle and self.version % self._reference_cycle == 0:

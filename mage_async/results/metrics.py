@@ -1,4 +1,5 @@
-"""Name the metrics of a step with their meaning (`METRICS`), and compute some of them.
+"""Name all metrics of a step with their meaning (`METRICS`), and compute those of its trials.
+`learning/token_metrics.py` computes those of its tokens.
 
 `bench/lib/reference_pages.py` writes their list as a page.
 """

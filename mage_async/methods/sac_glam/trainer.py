@@ -41,8 +41,8 @@ from mage_async.learning.corrections import Surrogate
 from mage_async.learning.forward import head_inputs
 from mage_async.learning.optimizer import learning_rate, set_rate
 from mage_async.learning.packing import MicroBatch, TokenRow, training_sequences
-from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.token_loss import HeadInputs
+from mage_async.learning.token_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.sac_glam.method import Settings
 from mage_async.methods.sac_glam.replay_buffer import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.learning.step_metrics import (
+from mage_async.learning.token_metrics import (
     TokenAges,
     effective_share,
     mean_k3,

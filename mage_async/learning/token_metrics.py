@@ -1,5 +1,5 @@
-"""Measure a step: means over its tokens, how stale these are, which of them the correction clipped
-or masked, and the difference between the engine's and the learner's log-probs.
+"""Measure the tokens of a step: their means and staleness, which of them the correction clipped or
+masked, and the difference between the log-probs of the engine and of the learner.
 
 Every metric is weighted by tokens, because long trials are both staler and larger, and a mean over
 groups hides most of the effect. Metrics are also given by episode, because the first episode is the
@@ -42,7 +42,7 @@ class Update:
     """[]: before clipping, on the learner's device."""
 
 
-def step_metrics(
+def token_metrics(
     updates: Sequence[Update], computed: Sequence[Update], version: int, max_staleness: int
 ) -> dict[str, float]:
     """Return metrics by name of a step that began with the weights of `version`.
