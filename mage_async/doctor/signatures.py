@@ -1088,12 +1088,13 @@ def _finding(name: str, seen: Sighting, onset: int, found: int) -> Finding:
 
 
 def _recorded_bounds(records: RunRecords) -> tuple[float, float] | None:
-    """Return the bounds of the return from the final evaluation, or from a built-in environment.
+    """Return the bounds of the return as the final evaluation or the last start recorded them, or
+    those of a built-in environment.
 
     A user's environment is not loaded: reading a run must not execute its code, which may not even
     be on this machine.
     """
-    if facts := records.evaluation.get("environment"):
+    if facts := records.evaluation.get("environment") or records.launch.get("environment"):
         return _bounds(facts)
     if records.config.environment.name not in names():
         return None

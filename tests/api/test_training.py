@@ -1,6 +1,7 @@
 """Whole small runs from Python."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -12,9 +13,11 @@ import pytest
 
 import mage_async as mage
 from mage_async.assembly import environment_of
+from mage_async.doctor import examine
 from mage_async.errors import ConfigError, Halted
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_records
 from mage_services.actor import preflight
 from mage_services.actor.actor import note_edits
 from mage_services.api import start_to_report, training
@@ -183,6 +186,40 @@ def test_a_class_that_was_edited_since_the_last_start_is_named(tmp_path, monkeyp
     (note,) = notes  # of an actor that is started again while the run goes on
     assert note.startswith("edited_doors:Doors was edited since the last start of this run")
     assert "processes that were not started again play it as it was" in note
+
+
+def test_a_stopped_run_of_an_own_class_that_is_solved_has_no_entropy_collapse(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bounded_doors.py").write_text(
+        "class Doors:\n"
+        "    rules = 'Take the left or the right door.'\n"
+        "    legal_actions = words = ('left', 'right')\n"
+        "    min_return, max_return = 0.0, 1.0\n"
+        "    def reset(self, seed, task): return 'left right'\n"
+        "    def step(self, action): return 'left', 1.0 * (action == 'left'), True\n"
+    )
+    monkeypatch.setattr(start_to_report, "run_to_end", lambda *given, **more: 0)
+    config = small(**{"environment.name": "bounded_doors:Doors"})
+    start_run(config, run_dir=tmp_path / "run", actors=1, is_resumed=False, say=lambda line: None)
+    # Reading the run must not load the class.
+    (tmp_path / "bounded_doors.py").unlink()
+    run = RunDirectory(tmp_path / "run")
+
+    def found(last):
+        """Return the findings of steps that earn 0, 0 and `last` and have next to no entropy."""
+        known = {"trials_per_s": 1.0, "generated_tokens_per_s": 3.0}
+        steps = [
+            {"step": step, "entropy": 1e-5, "return_by_episode": [0.0, 0.0, last], **known}
+            for step in range(1, 31)
+        ]
+        run.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return {each.name for each in examine(read_records(run))}
+
+    assert "entropy_collapse" in found(0.5)
+    assert "entropy_collapse" not in found(1.0)
 
 
 def test_words_that_the_tiny_policy_of_a_resumed_run_lacks_are_refused(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ from mage_async.assembly import (
     check_keys,
     edit_note,
     edited,
+    environment_of,
     own_sources,
     rungs_out_of_reach,
     with_warm_start,
@@ -249,14 +250,22 @@ def _write_start(
     num_actors: int,
     sources: Mapping[str, str],
 ) -> None:
-    """Write the resolved configuration, the number of actors, and the versions that run, with
-    those of the user's own classes (`own_sources`).
+    """Write the resolved configuration, the number of actors, the versions that run, with those of
+    the user's own classes (`own_sources`), and the bounds of the return.
     """
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
     checkout = Path(mage_async.__file__).parents[1]
     versions = _versions(checkout)
-    launch = {"actors": num_actors, "versions": versions, "sources": sources}
+    facts = environment_of(config).facts
+    # The doctor of a recorded run needs the bounds, and loads no class of the user to ask for them.
+    bounds = {name: getattr(facts, name) for name in ("min_return", "max_return", "units")}
+    launch = {
+        "actors": num_actors,
+        "versions": versions,
+        "sources": sources,
+        "environment": bounds,
+    }
     if changes := _changes(directory, config, sources, versions):
         launch["changes"] = changes
     write_whole(directory.config, config_file.dump(config))
