@@ -668,10 +668,14 @@ class Ledger:
             arrived.sort(reverse=True)
         return sum(arrived[: self.groups_per_step]), self.groups_per_step * self.trials_per_group
 
-    def num_trials_missing(self) -> int:
-        """Return the number of trials of pending groups that have not arrived."""
-        groups = (self._pending[grant] for grant in self._assignments)
-        return sum(group.trials.count(None) for group in groups)
+    def under_way(self) -> tuple[int, int]:
+        """Return the number of trials of pending groups that have not arrived, and the number of
+        turns that they have had so far."""
+        groups = [self._pending[grant] for grant in self._assignments]
+        return (
+            sum(group.trials.count(None) for group in groups),
+            sum(group.num_turns_missing() for group in groups),
+        )
 
     def total_quota(self) -> int:
         """Return the number of groups that all peers together may play at a time."""

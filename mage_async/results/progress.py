@@ -27,6 +27,9 @@ FRESH_S = 30.0
 """If the lock of a run cannot be read, the run counts as alive for so many seconds after the last
 write of its files.
 """
+KNOWN_SHARE = 0.25
+"""Share of a batch that must have arrived before the mean number of turns of a trial is taken for
+known. Earlier it is that of the shortest trials."""
 PACE_STEPS = 20
 """Number of newest steps from which the remaining time is estimated."""
 MAX_NOTES_SHOWN = 10
@@ -251,8 +254,8 @@ class Progress:
     due_s: float | None
     """Seconds until the batch is complete; None if that is not known yet."""
     is_due_bound: bool
-    """Whether `due_s` is computed from the longest trial that the environment allows, because no
-    trial has arrived yet. At the present pace it is an upper bound.
+    """Whether `due_s` is computed from the longest trial that the environment allows, because too
+    few trials have arrived yet. At the present pace it is an upper bound.
     """
     played_again: int = 0
     """Number of trials that the actors have played again after a fault, since the learner started.
@@ -371,11 +374,9 @@ class ProgressCounts:
     """Number of tokens over all actors and their restarts."""
     _played_again: int = 0
     """Number of trials played again over all actors and their restarts."""
-    _arrived_turns: int = 0
-    """Number of turns of the trials that have arrived."""
-    _latest: deque[tuple[str, float, int, int]] = field(default_factory=deque)
+    _latest: deque[tuple[str, float, int, int, int]] = field(default_factory=deque)
     """For each of the latest trials, as many as a batch has: member of its task, mean reward of an
-    episode, number of actions, number of invalid actions.
+    episode, number of actions, number of invalid actions, number of turns.
     """
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
     """For each snapshot in the last `WINDOW_S`: its time, and the numbers of turns and tokens until
@@ -383,12 +384,8 @@ class ProgressCounts:
     """
     _version: int = -1
     """Version at the last snapshot."""
-    _waiting_since: float = 0.0
-    """Time at which the wait for the present batch began, as far as snapshots show."""
-    _arrived_at_first: int = 0
-    """Number of trials of the present batch that had arrived at that time."""
     _played_again_at_first: int = 0
-    """Number of trials that had been played again at that time."""
+    """Number of trials that had been played again at the first snapshot of that version."""
     _known_kinds: set[str] = field(default_factory=set)
     """Names of the kinds of drops that were noted."""
     _is_lateness_noted: bool = False
@@ -413,9 +410,8 @@ class ProgressCounts:
         """Count a trial that has arrived for the first time."""
         rewards = trial.episode_rewards()
         mean_return = sum(rewards) / max(1, len(rewards))
-        counts = trial.num_actions(), trial.num_invalid()
+        counts = trial.num_actions(), trial.num_invalid(), len(trial.turns)
         self._latest.append((trial.task.member, mean_return, *counts))
-        self._arrived_turns += len(trial.turns)
 
     def first_drop(self, reason: str) -> str | None:
         """Return a note if no group was dropped for this kind of reason before, otherwise None."""
@@ -474,7 +470,7 @@ class ProgressCounts:
         actors: tuple[int, int],
         groups_in_flight: int,
         trials: tuple[int, int],
-        num_missing: int,
+        under_way: tuple[int, int],
         dropped_by_reason: Mapping[str, int],
     ) -> Progress:
         """Return the progress to the next step.
@@ -486,35 +482,20 @@ class ProgressCounts:
                 engine.
             trials: Number of trials of the next batch that have arrived, and number of trials of a
                 batch.
-            num_missing: Number of trials that have not arrived, of all groups in flight.
+            under_way: Number of trials that have not arrived, of all groups in flight, and number
+                of turns that they have had.
         """
         arrived, needed = trials
         if version != self._version:
-            self._version, self._waiting_since, self._arrived_at_first = version, now, arrived
-            self._played_again_at_first = self._played_again
+            self._version, self._played_again_at_first = version, self._played_again
         while len(self._latest) > needed:
             self._latest.popleft()
         turns_per_s, tokens_per_s = self._speed(now)
         due_s, is_bound = None, False
         if doing[0] == "batch not full" and arrived < needed:
-            waited_s, num_new = now - self._waiting_since, arrived - self._arrived_at_first
-            # Trials that are played again take longer than the pace of the others says.
-            if num_new > 0 and self._played_again == self._played_again_at_first:
-                due_s = waited_s / num_new * (needed - arrived)
-            # Before the first trial has arrived, the longest possible trials give an upper bound,
-            # but not if groups were dropped or granted again, or trials played again: their turns
-            # are played once more.
-            elif turns_per_s and not (
-                self._arrived_turns
-                or dropped_by_reason
-                or self._is_lateness_noted
-                or self._played_again
-            ):
-                most_turns = num_missing * config.trial.most_turns(environment.facts.max_turns)
-                # There is no bound if more turns were sampled than the longest trials have: some of
-                # them are of a restarted actor, or of a trial that is about to be played again.
-                if self._turns < most_turns:
-                    due_s, is_bound = (most_turns - self._turns) / turns_per_s, True
+            is_bound = len(self._latest) < KNOWN_SHARE * needed
+            most_turns = config.trial.most_turns(environment.facts.max_turns)
+            due_s = self._due_s(needed - arrived, under_way, turns_per_s, is_bound and most_turns)
         places = Counter[str]()
         for reason, count in dropped_by_reason.items():
             places[place_in_code(reason)] += count
@@ -523,10 +504,10 @@ class ProgressCounts:
         returns = [
             # In a mix each environment has units of its own.
             mean_return / component_of(environment, member).facts.units
-            for member, mean_return, _, _ in self._latest
+            for member, mean_return, *_ in self._latest
         ]
-        num_actions = sum(actions for _, _, actions, _ in self._latest)
-        num_invalid = sum(invalid for _, _, _, invalid in self._latest)
+        num_actions = sum(actions for _, _, actions, _, _ in self._latest)
+        num_invalid = sum(invalid for _, _, _, invalid, _ in self._latest)
         return Progress(
             step=min(version + 1, config.learner.steps),
             steps=config.learner.steps,
@@ -545,11 +526,38 @@ class ProgressCounts:
             valid_share=1 - num_invalid / num_actions if num_actions else None,
             dropped=dropped_by_kind(dropped_by_reason),
             due_s=due_s,
-            is_due_bound=is_bound,
+            is_due_bound=is_bound and due_s is not None,
             played_again=self._played_again,
             groups_ended=num_trained + sum(dropped_by_reason.values()),
             drop_place=next((place for place, _ in places.most_common(1)), ""),
         )
+
+    def _due_s(
+        self, num_awaited: int, under_way: tuple[int, int], turns_per_s: float, most_turns: int
+    ) -> float | None:
+        """Return the seconds until the batch is complete; None if that cannot be estimated.
+
+        The pace at which trials arrive is no measure: trials that began together arrive together.
+
+        Args:
+            num_awaited: Number of trials of the batch that have not arrived.
+            under_way: As for `snapshot`.
+            most_turns: Number of turns of the longest trial that the environment allows, which is
+                taken for that of every trial; 0: trials are as long as the latest ones.
+        """
+        # Turns of a trial or a late group that are played again are counted once in `under_way`.
+        is_repeated = self._played_again > self._played_again_at_first
+        if not turns_per_s or is_repeated or (most_turns and self._is_lateness_noted):
+            return None
+        num_trials, num_turns = under_way
+        turns_each = most_turns or sum(turns for *_, turns in self._latest) / len(self._latest)
+        num_left = num_trials * turns_each - num_turns
+        # Groups of later batches may be in flight too. If their trials begin as others end, as many
+        # turns are under way at the end of the batch as now, and a trial costs `turns_each`.
+        if not most_turns:
+            num_left = min(num_left, num_awaited * turns_each)
+        # It is below 0 where trials under way have become longer than the latest ones were.
+        return num_left / turns_per_s if num_left > 0 else None
 
     def _speed(self, now: float) -> tuple[float, float]:
         """Return turns and tokens per second in the last `WINDOW_S`, and remember this moment."""

@@ -389,7 +389,7 @@ def test_progress_follows_heartbeats_trials_and_drops() -> None:
             actors=coordinator.present_actors(),
             groups_in_flight=ledger.num_in_flight(),
             trials=ledger.trials_of_next_batch(),
-            num_missing=ledger.num_trials_missing(),
+            under_way=ledger.under_way(),
             dropped_by_reason=ledger.counts().dropped_by_reason,
         )
 

@@ -71,7 +71,15 @@ def batch(*rewards, num_groups=2, **changes):
 
 
 def snapshot(
-    counts, now, *, arrived=0, version=0, doing="batch not full", environment=RPS, dropped=None
+    counts,
+    now,
+    *,
+    arrived=0,
+    version=0,
+    doing="batch not full",
+    environment=RPS,
+    dropped=None,
+    under_way=None,
 ):
     return counts.snapshot(
         now,
@@ -82,7 +90,7 @@ def snapshot(
         actors=(2, 0),
         groups_in_flight=4,
         trials=(arrived, 32),
-        num_missing=32 - arrived,
+        under_way=under_way or (32 - arrived, 0),
         dropped_by_reason=dropped or {},
     )
 
@@ -161,21 +169,56 @@ def test_speed_is_that_of_the_last_half_minute_over_all_actors_and_their_restart
     assert snapshot(counts, 101.0).tokens == 2007
 
 
-def test_a_batch_is_due_at_the_pace_of_its_trials_in_this_wait() -> None:
+def played(counts, num_trials, num_turns):
+    """Let trials of so many turns arrive."""
+    for _ in range(num_trials):
+        counts.arrived(trial([0.0] * num_turns))
+
+
+def test_a_batch_whose_trials_are_all_nearly_done_is_due_soon() -> None:
+    """The pace of arrivals would have said 24 / 8 * 100 s."""
     counts = ProgressCounts()
-    assert snapshot(counts, 0.0).due_s is None
-    assert snapshot(counts, 40.0, arrived=8).due_s == 120.0
-    # After a step the next batch has trials already, which tell nothing about the pace.
-    assert snapshot(counts, 50.0, arrived=20, version=1).due_s is None
-    assert snapshot(counts, 60.0, arrived=22, version=1).due_s == 50.0
-    assert snapshot(counts, 60.0, arrived=22, version=1, doing="training").due_s is None
+    snapshot(counts, 70.0)
+    counts.heard("actor-0", {"num_completions": 290})
+    played(counts, 8, 10)
+    seen = snapshot(counts, 100.0, arrived=8, under_way=(24, 210))
+    assert seen.turns_per_s == 290 / 30
+    assert seen.due_s == pytest.approx((24 * 10 - 210) / seen.turns_per_s)
+    assert not seen.is_due_bound
+
+
+def test_a_batch_of_which_few_trials_are_played_at_a_time_is_due_at_the_pace_of_turns() -> None:
+    counts = ProgressCounts()
+    snapshot(counts, 70.0)
+    counts.heard("actor-0", {"num_completions": 30})
+    played(counts, 8, 10)
+    # Four are under way, and twenty wait.
+    assert snapshot(counts, 100.0, arrived=8, under_way=(24, 20)).due_s == 220.0
+    # The trials of a second batch in flight do not count.
+    assert snapshot(counts, 100.0, arrived=8, under_way=(56, 20)).due_s == 240.0
+
+
+def test_before_a_quarter_of_a_batch_only_the_longest_trials_bound_the_time() -> None:
+    """The first trials to arrive are the shortest ones."""
+    counts = ProgressCounts()
+    snapshot(counts, 0.0)
+    counts.heard("actor-0", {"num_completions": 20})
+    played(counts, 7, 1)
+    most = CONFIG.trial.episodes * FACTS.max_turns
+    seen = snapshot(counts, 10.0, arrived=7, under_way=(25, 13))
+    assert (seen.due_s, seen.is_due_bound) == ((25 * most - 13) / 2.0, True)
+    played(counts, 1, 1)
+    assert not snapshot(counts, 10.0, arrived=8, under_way=(24, 13)).is_due_bound
+    # Trials that are longer than those before say nothing of the time.
+    assert snapshot(counts, 10.0, arrived=8, under_way=(24, 25)).due_s is None
+    assert snapshot(counts, 10.0, arrived=8, doing="training").due_s is None
 
 
 def test_before_the_first_trial_the_limits_of_the_environment_bound_the_time() -> None:
     counts = ProgressCounts()
     snapshot(counts, 0.0)
     counts.heard("actor-0", {"num_completions": 20})
-    seen = snapshot(counts, 10.0)
+    seen = snapshot(counts, 10.0, under_way=(32, 20))
     most = 32 * CONFIG.trial.episodes * FACTS.max_turns
     assert (seen.due_s, seen.is_due_bound) == ((most - 20) / 2.0, True)
     said = sentence(seen)
@@ -196,21 +239,13 @@ def test_trials_played_again_are_named_and_end_the_bound_on_the_time() -> None:
     assert snapshot(counts, 20.0).played_again == 6
 
 
-def test_while_trials_of_a_wait_are_played_again_the_pace_of_the_others_is_no_estimate() -> None:
+def test_while_trials_of_a_wait_are_played_again_there_is_no_estimate() -> None:
     counts = ProgressCounts()
     snapshot(counts, 0.0)
-    counts.heard("actor-0", {"num_completions": 20, "num_played_again": 1})
+    counts.heard("actor-0", {"num_completions": 30, "num_played_again": 1})
+    played(counts, 31, 1)
     assert snapshot(counts, 10.0, arrived=31).due_s is None
-    # The next wait has a pace of its own.
-    snapshot(counts, 20.0, version=1)
-    assert snapshot(counts, 30.0, arrived=16, version=1).due_s == 10.0
-
-
-def test_more_turns_than_the_longest_trials_have_bound_no_time() -> None:
-    counts = ProgressCounts()
-    snapshot(counts, 0.0)
-    counts.heard("actor-0", {"num_completions": 32 * CONFIG.trial.episodes * FACTS.max_turns})
-    assert snapshot(counts, 10.0).due_s is None
+    assert snapshot(counts, 20.0, version=1, arrived=31).due_s == 1 / 1.5
 
 
 def test_return_and_valid_share_are_those_of_the_latest_trials() -> None:

@@ -194,7 +194,7 @@ class RunLog:
             actors=coordinator.present_actors(),
             groups_in_flight=counts.groups.in_flight,
             trials=ledger.trials_of_next_batch(),
-            num_missing=ledger.num_trials_missing(),
+            under_way=ledger.under_way(),
             dropped_by_reason=counts.dropped_by_reason,
         )
 
