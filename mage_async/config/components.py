@@ -98,9 +98,11 @@ def decode_component(registry: Components, table: dict[str, Any]) -> Any:
 
 @cache
 def component_class(registry: Components, name: str) -> type[Variant]:
-    """Return the class of a component. `name` is a tag or the address `module:Class` of a user's
-    own class, which must inherit the base. Of a user's class, a subclass is returned, whose tag is
-    the address.
+    """Return the class of a component.
+
+    Args:
+        name: a tag, or the address `module:Class` of a user's own class, which must inherit the
+            base. For a user's class, a subclass of it is returned, whose tag is the address.
 
     Raises:
         ConfigError: there is no such class, or `check_inherits` refuses it.

@@ -3,8 +3,8 @@
 A file contains the keys that it changes; all others have the schema's defaults. It may begin with
 `base = "other.toml"`, a path relative to its own folder: the keys of the file then replace those of
 the base, section by section. A base cannot have a base itself. A run records, compares and
-fingerprints the resolved configuration, in which no base is left. `AssignedTree` parses what
-`--set a.b=c` says, and sets it in the content of the file.
+fingerprints the resolved configuration, in which no base is left. `AssignedTree` writes the keys of
+`--set a.b=c` over those of the file.
 
 Below, a *tree* is a file's content as nested dictionaries, and a *hint* the declared type of a key.
 """
@@ -61,26 +61,29 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
 
 
 def note_on_preset(path: Path, assignments: Sequence[str], method: str | None) -> str:
-    """Return a sentence that says that a method's preset replaces the file's discount, or ""."""
-    own, after = (
-        _stated(AssignedTree(_resolved(path), str(path), assignments, each).tree, DISCOUNT)
-        for each in (None, method)
-    )
-    if None in (own, after) or own == after:
+    """Return a note that a method's preset replaces the file's discount; "" if it does not."""
+
+    def discount(preset: str | None) -> Any:
+        assigned = AssignedTree(_resolved(path), str(path), assignments, preset)
+        return _stated(assigned.tree, DISCOUNT)
+
+    without_method, with_method = discount(None), discount(method)
+    if None in (without_method, with_method) or without_method == with_method:
         return ""
     return (
-        f"--method {method}: {DISCOUNT} = {after} instead of the file's {own}; "
-        f"--set {DISCOUNT}={own} keeps it"
+        f"--method {method}: {DISCOUNT} = {with_method} instead of the file's {without_method}; "
+        f"--set {DISCOUNT}={without_method} keeps it"
     )
 
 
 def note_on_staleness(config: Config, method: str | None) -> str:
-    """Return a sentence that says that a preset takes stale tokens for fresh ones, or "".
+    """Return a note that a preset trains on stale tokens without a correction; "" if it does not.
 
     The presets of synchronous algorithms have no correction.
     """
-    wanted = PRESETS.get(method or "", {}).get("learner.correction.kind")
-    if config.admission.most_stale == 0 or not wanted == config.learner.correction.kind == "none":
+    of_preset = PRESETS.get(method or "", {}).get("learner.correction.kind")
+    is_uncorrected = of_preset == "none" and config.learner.correction.kind == "none"
+    if config.admission.most_stale == 0 or not is_uncorrected:
         return ""
     return (
         f"--method {method}: stale tokens are trained on as if they were fresh; --set "
@@ -103,7 +106,7 @@ def load_recorded(
             not: importing them would execute the user's code.
 
     Raises:
-        ConfigError: as `load`; or a newer version recorded it.
+        ConfigError: as `load`; or a newer version of mage_async recorded the configuration.
     """
     assigned = AssignedTree(_read(path), str(path), assignments, method)
     return _parsed(assigned, is_recorded=True, imports=imports)
@@ -127,7 +130,7 @@ def dump(config: Config) -> str:
 def find(name: str | None) -> Path:
     """Return the path of a configuration file: the user's own, or a shipped one by its name.
 
-    Without a name it is the shipped `quickstart.toml`.
+    None is the shipped `quickstart.toml`.
 
     Raises:
         ConfigError: there is no such file; the error lists the shipped ones.
@@ -164,8 +167,8 @@ def from_tables(tree: Table, *, imports: bool = True) -> Config:
     """Convert nested dictionaries, in which every table states its kind, into a `Config`.
 
     Args:
-        imports: whether to import a user's own components; if not, structs that accept any value of
-            their keys stand for them.
+        imports: whether to import a user's own components; if not, they are replaced by structs
+            that accept any value of each key.
 
     Raises:
         msgspec.ValidationError: as `msgspec.convert`, with the path from the root of `Config`.
@@ -249,8 +252,8 @@ class AssignedTree:
         end_no_higher(tree.get("learner"), assigned)
 
     def error(self, key: str, sentence: str) -> ConfigError:
-        """Return the error that a sentence about `key` makes; it begins with `culprit` or, if no
-        assignment may have caused it, with the file.
+        """Return an error about `key`: the sentence after the assignment that may have caused it
+        (`culprit`) or, if there is none, after the file.
         """
         return ConfigError(f"{self.culprit(key) or self._where}: {sentence}")
 
@@ -270,7 +273,7 @@ class AssignedTree:
         """Set a key as an assignment `a.b=value` says.
 
         Raises:
-            ConfigError: the text is no assignment, or one of the tables on its path is a value.
+            ConfigError: the text is no assignment, or a value is where its path needs a table.
         """
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not split_key(key):
@@ -437,12 +440,12 @@ def _resolved(path: Path) -> Table:
         raise ConfigError(f"{path}: `base` must be the path of a file, got {name!r}")
     file = path.parent / name
     if not os.path.isfile(file):
-        raise ConfigError(f"{path}: its base {name!r} is not there: {file}")
+        raise ConfigError(f"{path}: its base {name!r} does not exist: {file}")
     below = _read(file)
     if "base" in below:
         raise ConfigError(
-            f"{path}: its base {name!r} has a base itself, {below['base']!r}; there is one "
-            "level: name that one, or copy its keys"
+            f"{path}: its base {name!r} has a base itself, {below['base']!r}, which is not "
+            f"allowed: name {below['base']!r} as the base, or copy the keys"
         )
     return merged(below, own, Config)
 
@@ -474,7 +477,7 @@ def flat_config(config: Config) -> dict[str, Any]:
     while pending:
         prefix, tree = pending.pop(0)
         for key, value in tree.items():
-            # A method of one's own may have no keys; its empty table says that it is turned on.
+            # A user's own method may have no keys; its empty table says that it is turned on.
             if isinstance(value, dict) and (value or prefix != "methods."):
                 pending.append((f"{prefix}{key}.", value))
             else:
@@ -486,7 +489,7 @@ def differences(one: Config, other: Config, absent: str) -> list[tuple[str, Any,
     """Return the keys in which two configurations differ, with both values.
 
     Args:
-        absent: Stands for the value of a key that a configuration lacks.
+        absent: Text in place of the value of a key that a configuration lacks.
     """
     left, right = flat_config(one), flat_config(other)
     pairs = [(key, left.get(key, absent), right.get(key, absent)) for key in left | right]

@@ -95,7 +95,7 @@ def sections(prefix: str = "") -> list[TableDescription]:
         prefix: path of a table, such as `learner`, or of a key, such as `learner.steps`; "" is all.
 
     Returns:
-        The descriptions; for a key that of its table, with this key alone.
+        The descriptions; for a key, the description of its table with this key alone.
 
     Raises:
         ConfigError: there is no such section or key.
@@ -169,10 +169,10 @@ def _described(
         others: defaults that replace those of the schema, by the label printed before each.
         presence_note: sentence that says whether the table is there by default, or "".
         kind_description: description of the key that states the kind, which is listed first.
-        purpose: what the table around it says of the table; "" takes the docstring of its class.
+        purpose: docstring of the key whose value is the table; "" takes the docstring of its class.
     """
-    # The kinds that have a key. Where two kinds give one key other defaults or meanings, the two
-    # descriptions differ, and each is listed with its own kinds.
+    # The kinds that have a key, by its description. If two kinds give one key different defaults or
+    # meanings, it has two descriptions, and each is listed with its own kinds.
     owners: dict[KeyDescription, list[str]] = {}
     for name, variant in variants.items():
         for key in _keys(variant, others):

@@ -37,9 +37,10 @@ DEFAULT_ACTORS = 4
 
 
 def default_actors(config: Config) -> int:
-    """Return the number of actors by default. It is 1 with a pretrained policy, of which an actor
-    holds a copy of the weights, and plays many trials at once.
+    """Return the number of actors by default: with a pretrained policy 1, otherwise
+    `DEFAULT_ACTORS`.
     """
+    # Each actor holds a copy of the weights, and one actor plays many trials at once.
     return 1 if isinstance(config.policy, Pretrained) else DEFAULT_ACTORS
 
 
@@ -73,13 +74,13 @@ WITH_TINY: Table = {
 ONE_SCALE: Table = {"advantage": {"scale": ["component"], "epsilon": 0.02, "epsilon_unit": "range"}}
 """Defaults for a class of the user's own, or an environment of another library, with any policy.
 
-The schema's `scale`, ["member"], divides by a deviation for each thing that a task may hide. A
-class hides about as many things as it has tasks, so each group would be divided by its own
-deviation, and a group whose trials hardly differ would count as much as one in which they differ
-most. This raises the probability of actions that are a little better in most tasks and much worse
-in the others (Dr. GRPO, arXiv 2503.20783, section 3.1): in three of five runs of a class with noisy
-tests the return of the last episode fell by 0.2 to 0.6 (docs/measured_learning.md, "A class of
-one's own").
+With the schema's `scale`, ["member"], advantages are divided by a standard deviation over all
+groups that have the same task variant. Such a class has about as many variants as tasks, so each
+group would be divided by its own deviation, and a group whose trials hardly differ would count as
+much as one in which they differ most. This raises the probability of actions that are a little
+better in most tasks and much worse in the others (Dr. GRPO, arXiv 2503.20783, section 3.1): in
+three of five runs of a class with noisy tests the return of the last episode fell by 0.2 to 0.6
+(docs/measured_learning.md, "A class of one's own").
 
 The unit of such an environment's rewards is not known: with the schema's `epsilon`, which is in
 units of return, a class that pays 0.001 would have advantages of 0.02.
@@ -112,11 +113,12 @@ another library."""
 ON_CORES: Table = {
     "policy": {"lora": {}},
     "transcript": {"forced_tags": "both", "max_action_tokens": 8, "max_reflection_tokens": 64},
-    # An actor plays all 36 trials of a step at once: with fewer contexts, the last groups of the
-    # first step would be played beside those of the second, which took as long again.
-    # On cores, reading a context again is what an engine can afford least: with the schema's
-    # "refresh_at_episode", a policy of 6 million weights that plays rps took 1.7 to 2.1 times as
-    # long for a step.
+    # An actor plays all 36 trials of a step at once. With fewer contexts, the last groups of the
+    # first step are played only together with those of the second step, and the first step takes
+    # twice as long.
+    # On cores, recomputing the KV cache of a context is expensive: with the schema's
+    # "refresh_at_episode", a step of a policy of 6 million weights that plays rps took 1.7 to 2.1
+    # times as long.
     "engine": {
         "max_contexts": 36,
         "max_tokens": 2048,
@@ -157,16 +159,16 @@ They suit a model of a hundred million weights on two cores: a step of 36 trials
 micro-batches of little memory, and few evaluations: the first one shows where the run began."""
 
 CALLS_ON_CORES: Table = {
-    # The 8 tokens of `ON_CORES` are enough for a word of a game. A call of a tool with two short
-    # arguments had 78 in a small tokenizer without tokens for the tags of a call. A program may ask
-    # for fewer in each call.
+    # The 8 tokens of `ON_CORES` are enough for a word of a game. A tool call with two short
+    # arguments took 78 tokens with a small tokenizer that splits the tags of a call. A program may
+    # ask for fewer in each request.
     "transcript": {"max_action_tokens": 128},
 }
 """Defaults that replace those of `ON_CORES` for a program, or a class with tools."""
 FREE_TEXT_ON_CORES: Table = {
-    # The bonus of `ON_CORES` is for actions that are restricted to legal ones. Over all tokens of a
-    # pretrained model it pays for nonsense: SmolLM2-135M went from 3.0 to 10.1 nats in 13 steps of
-    # a class of free text, and earned hardly anything from then on.
+    # The entropy bonus of `ON_CORES` is for actions that are restricted to legal ones. Over all
+    # tokens of a pretrained model it rewards nonsense: the entropy of SmolLM2-135M rose from 3.0 to
+    # 10.1 nats in 13 steps of a class of free text, and it earned hardly anything from then on.
     "learner": {"entropy": 0.0, "final_entropy": 0.0},
     # With 8 tokens, 25 of the first 30 answers of that class were cut.
     "transcript": {"max_action_tokens": 24},
@@ -179,8 +181,8 @@ OWN_CLASSES = Registry("environment", {})
 
 SMALL_BYTES = 20_000_000
 """Size of the weights of a local model, in bytes, up to which all of them are trained on cores:
-five million of 32 bits. Adapters spare memory, of which such a model takes none, and they learn
-nothing over weights that are random."""
+five million of 32 bits. Adapters save memory, of which such a model needs little, and they learn
+nothing if the weights that they adapt are random."""
 ALL_WEIGHTS: Table = {"policy": {"lora": NONE}}
 """Defaults added to `ON_CORES` for a small model."""
 
@@ -251,16 +253,17 @@ def _expand_home(whole: Table) -> None:
     for name, key in PATHS:
         table = whole.get(name)
         if isinstance(table, dict) and isinstance(path := table.get(key), str):
-            # A name that is no user's stays as it is; `Path.expanduser` raises an error.
+            # If there is no such user, the path stays as it is; `Path.expanduser` would raise an
+            # error.
             table[key] = os.path.expanduser(path)
 
 
 def _evaluate_as_trained(whole: Table) -> None:
     """Set `evaluation.episodes`, in place, to `trial.episodes`, unless the tree states a number.
 
-    With `trial.episodes = 1`, as in the baselines of single-episode RL, it keeps the schema's
-    default: they too are evaluated on several episodes. If the tree has no `trial.episodes`, both
-    keys keep the schema's default, which is the same.
+    With `trial.episodes = 1`, as in the baselines of single-episode RL, `evaluation.episodes` keeps
+    the schema's default, because these baselines are evaluated on several episodes too. If the tree
+    has no `trial.episodes`, both keys keep the schema's default, which is the same.
     """
     trial, evaluation = whole.get("trial"), whole.setdefault("evaluation", {})
     if isinstance(trial, dict) and isinstance(evaluation, dict):

@@ -155,10 +155,10 @@ def unwritable_value(tree: Table) -> Fault | None:
             bound = f"at most {LARGEST}" if value > LARGEST else f"at least {SMALLEST}"
             return Fault(path[1:], f"`{path[1:]}` must be {bound}, got {value}")
         elif isinstance(value, date | time):
-            wanted = (
+            allowed = (
                 f'a number or a text, not a date or time; a text has quotes: "{value.isoformat()}"'
             )
-            return Fault(path[1:], f"`{path[1:]}` must be {wanted}")
+            return Fault(path[1:], f"`{path[1:]}` must be {allowed}")
     return None
 
 
@@ -255,11 +255,11 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
 
 
 def _list_in_words(key: str, value: Any, choices: Sequence[str]) -> str:
-    """Return what a list's key takes: its values, if only some are allowed, and how to write it.
+    """Return what to write for a key whose value is a list: the allowed items, and an example.
 
     Args:
-        value: What was given instead of a list; the example shows it inside one, if it is allowed.
-        choices: Allowed values; empty if there are others.
+        value: What was given instead of a list; if it is an allowed item, the example lists it.
+        choices: Allowed items; empty if any item is allowed.
     """
     # A shell removes the quotes inside `--set a.b=["c"]`, so that the value is the text "[c]".
     item = value.strip("[] ") if isinstance(value, str) else value

@@ -15,7 +15,7 @@ and `--set` after `--method` changes any of it.
 | episodes of a group | share a baseline | have one each |
 | reflections of a group, in GiGPO's second term | are all one state | are one state per episode |
 | a penalty changes | the first of GiGPO's two terms | both terms |
-| an episode sees of earlier ones | reflections alone | histories and reflections |
+| the context holds of earlier episodes | reflections alone | histories and reflections |
 
 Both sets keep the published discount of 0.6 between episodes, at which MAGE's objective weighs the
 first episode more than the last (`mage_async/credit/returns.py`); the schema's default is 1.0. The
@@ -82,7 +82,7 @@ ONE_SCORE = {
     "advantage.baseline": ["group"],
     "advantage.anchor_weight": 0.0,
 }
-"""One score a trial, the same advantage for all its tokens (RLOO, arXiv 2402.14740)."""
+"""One score per trial, so that all its tokens have the same advantage (RLOO, arXiv 2402.14740)."""
 
 TOKEN_NORMALISED = ONE_SCORE | {
     "advantage.estimator": "token_normalised",
@@ -100,8 +100,8 @@ GRPO = ONE_SCORE | {
     "advantage.epsilon_unit": "return",
     "learner.average": "trial",
 }
-"""The score minus the group's mean, over the group's deviation; a loss averaged over the tokens of
-each trial first (GRPO, arXiv 2402.03300)."""
+"""The score minus the group's mean, divided by the group's deviation; the loss is averaged over the
+tokens of each trial first (GRPO, arXiv 2402.03300)."""
 
 UNTRAINED = {"learner.steps": 0, "warm_start": "none"}
 """No training at all: an evaluation of the model as it is."""
@@ -127,8 +127,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 episodes than within one (`won_within`) by luck alone, and a method that claims to learn within a
 trial has to beat it. `zero_shot`, `react` and `reflexion` are the untrained model: without memory,
 with its earlier episodes in the context, and with its reflections on them. A pretrained model needs
-`transcript.rules = true` for each of the three. The presets of the other methods lie with them, in
-`mage_async/methods/`.
+`transcript.rules = true` for each of the three. `mage_async/methods/` has the other methods, each
+with its presets.
 """
 
 
@@ -143,7 +143,7 @@ def keys_of_method(
     """Return the keys that `--method NAME` writes over a configuration.
 
     Args:
-        name: name of a preset; or of a method, or `module:Class` of a user's own, to be turned on.
+        name: name of a preset; or a method to turn on: its name, or `module:Class` of a user's own.
         environment: name of the environment; LaMer's paper uses another discount in MineSweeper.
         stated_discount: `credit.episode_discount` of the file; None if the file does not state it.
 

@@ -1,7 +1,7 @@
 """Define the configuration of a run: all sections in one struct.
 
-Every key has a default that suits a pretrained model; `mage_async/config/defaults.py` has those of
-a tiny policy where they differ.
+The defaults suit a pretrained model on GPUs; `mage_async/config/defaults.py` has those of a tiny
+policy, and of a pretrained one on CPU cores, where they differ.
 """
 
 from hashlib import blake2s
@@ -41,38 +41,39 @@ class Environment(Section):
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
     ladder: str = ""
-    """Curriculum: the name of a ladder of the environment, such as "boxes", a list of options from
-    easy to hard. Training begins with its easiest rung and ends with `options`; evaluations play
-    all rungs. "" trains on `options` alone."""
+    """Curriculum: the name of one of the environment's ladders, such as "boxes". A ladder lists
+    values of an option from easy to hard, its rungs. Training begins with the easiest rung and ends
+    with `options`; evaluations play all rungs. "" trains on `options` alone."""
     rung_steps: Count = 10
     """Number of steps that each rung of the curriculum lasts, before groups of the next rung are
     granted; the last rung lasts until the end."""
     step_deadline_s: Positive = 60.0
-    """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
-    `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. If the
-    agent is a program: timeout of an episode, not counting the program's waits for the policy. A
-    call that times out has failed."""
+    """Timeout in seconds of one call of an environment: of `reset`, `step` or `close` of a class
+    with `reset` and `step`, or of `begin` or `act` of another class of your own, of TextWorld or of
+    ALFWorld. If the agent is a program: timeout of an episode, without the time in which the
+    program waits for the policy. A call that times out counts as failed."""
     retries: Natural = 8
-    """How often the same trial, with the same task and seed, is played again with fresh objects
+    """How often a trial is played again, with the same task and seed but new environment objects,
     after a call of its environment has failed, or its engine has lost a turn or missed
     `engine.turn_deadline_s`. The first retry comes at once, later ones after 1, 2, 4 … seconds, at
-    most 30. After the last one, or where a mistake of the class such as a `ValueError` comes back
-    in the same line at the second try, the trial's group is dropped, and in an evaluation the trial
-    ends where it failed. With 0 every fault drops a group, so tasks on which faults are frequent
-    are trained less."""
+    most 30. If the last retry fails too, or the first retry raises the same error of the class,
+    such as a `ValueError`, in the same line again, the trial's group is dropped; in an evaluation
+    the trial ends where it failed. With 0 every failure drops a group, so tasks that fail often are
+    trained on less."""
     workers: Natural = 0
-    """Worker processes of each actor that play a class with `reset` and `step`. If one dies, the
-    calls of its episodes have failed, and the actor lives on. With 0 the actor itself plays."""
+    """Worker processes of each actor that run the code of a class with `reset` and `step`. If a
+    worker dies, the calls of its episodes fail, but the actor goes on. With 0 the class runs in the
+    actor's own process."""
     most_open: Natural = 0
-    """Largest number of objects of a class with `reset` and `step`, or of plays of another class of
-    your own, that an actor has open at once, for a server that limits its sessions. Further
-    episodes wait before they begin. 0 is no bound."""
+    """Largest number of environment objects that an actor has open at once (objects of a class with
+    `reset` and `step`, or objects that `begin` of another class of your own returns), for a server
+    that limits its sessions. Further episodes wait before they begin. 0 is no bound."""
     idle_s: NonNegative = 0.0
-    """Seconds after which an object that is not called is closed, so that the next call fails. 0
-    closes none, however long a turn takes."""
+    """Seconds without a call after which an environment object is closed; a later call then fails.
+    0 closes none, however long a turn takes."""
     wait_for_room_s: NonNegative = 0.0
-    """Seconds for which a `reset` that raises `CapacityReached` is repeated, every second and
-    whenever another object was closed; after that it has failed."""
+    """Seconds for which a `reset` that raises `CapacityReached` is tried again, every second and
+    whenever another object was closed. After these seconds the call fails."""
 
     def __post_init__(self) -> None:
         # Other processes load the class by its address. The struct is frozen, hence `force_`.
@@ -81,14 +82,14 @@ class Environment(Section):
 
 
 class ContextBounds(NamedTuple):
-    """Hold how many actions and remarks (strategies and reflections) one context has at most."""
+    """Hold the largest numbers of actions and of remarks (strategies, reflections) in a context."""
 
     num_actions: int
-    """Actions that the agent writes in it."""
+    """Actions that the agent writes in the context."""
     num_remarks_written: int
-    """Remarks that the agent writes in it."""
+    """Remarks that the agent writes in the context."""
     num_remarks_held: int
-    """Remarks that it holds: those written in it, and the reflections on earlier episodes with
+    """All remarks in the context: those written in it, and the reflections on earlier episodes with
     which it begins."""
 
 
@@ -103,9 +104,9 @@ class TrialShape(Section):
         "none", "history", "reflection", "history_and_reflection", "notes", "truncation"
     ] = "history"
     """The part of earlier episodes that an episode's context holds; with "none" episodes are
-    independent retries. With "notes" the history stays until it would outgrow `room`, in the middle
-    of an episode too: then the agent writes notes, and a new context begins with them in place of
-    the history. With "truncation" the oldest turns are left out there instead."""
+    independent retries. With "notes" the history stays until it would outgrow `room`, which may be
+    in the middle of an episode: then the agent writes notes, and a new context begins with them in
+    place of the history. With "truncation" the oldest turns are left out then instead."""
     room: Natural = 0
     """Longest context, in tokens, with `memory = "notes"` or "truncation"; 0 is
     `engine.max_tokens`."""
@@ -113,30 +114,30 @@ class TrialShape(Section):
     """Whether the tokens of notes are trained on, with the return of the action that follows them;
     if not, their advantage is 0, and only the other turns are trained on."""
     repeats: Literal["same", "fresh"] = "same"
-    """Whether an environment of your own begins an episode of the same task in the same way each
-    time. "same" is checked by a rehearsal before the run starts; "fresh" allows another beginning
-    each time, and the rehearsal does not check it."""
+    """Whether the episodes of a trial begin alike in an environment of your own. "same": they do,
+    and a rehearsal checks it before the run starts. "fresh": they may differ, and the rehearsal
+    does not compare them."""
     stop_on_success: bool = False
-    """In training an episode that is won ends its trial, as in LaMer and MAGE; evaluations always
-    play all episodes, so that each has a return of its own."""
+    """Whether an episode that is won ends its trial in training, as in LaMer and MAGE. Evaluations
+    always play all episodes, so that each has a return of its own."""
     episode_budget: Natural = 0
     """Budget of turns for a whole trial, counted in episodes of full length, as in ORBIT: with 2, a
     trial has as many turns as two longest episodes, and an agent that wins early plays more
-    episodes, up to `episodes`, which must be larger. Figures by episode repeat the last played
-    episode for those that were not played. 0 is no budget."""
+    episodes, up to `episodes`, which must be larger. In metrics by episode, the last played episode
+    stands for those that were not played. 0 is no budget."""
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before which actions the agent writes a remark on what it intends to do: "episode", before
     the first one of each episode; "turn", before each one."""
 
     def most_turns(self, max_turns: int) -> int:
-        """Return the largest number of actions of a trial, whose episodes have `max_turns` each."""
+        """Return the largest number of actions of a trial; an episode has at most `max_turns`."""
         return (self.episode_budget or self.episodes) * max_turns
 
     def context_bounds(self, max_turns: int) -> ContextBounds:
-        """Count the most actions and remarks that one context can hold, if notes never replace it.
+        """Return the bounds of a context that notes never replace.
 
         Args:
-            max_turns: Number of actions of an episode.
+            max_turns: Largest number of actions of an episode.
         """
         episodes = self.episodes if self.keeps_history else 1
         actions = self.most_turns(max_turns) if self.keeps_history else max_turns
@@ -163,7 +164,7 @@ class TrialShape(Section):
 
 
 class Transcript(Section):
-    """How a trial becomes chat."""
+    """How a trial is written as a chat."""
 
     rules: bool = True
     """Write rules and requests as sentences, which a pretrained model reads. With false there are
@@ -192,7 +193,7 @@ class SamplingConfig(Section):
     restricted: bool = True
     """Sample an action from the legal ones alone, where the environment lists them or declares a
     pattern of them, and the transcript writes the opening tag (`transcript.forced_tags`).
-    Log-probs, entropy and the ratio are then of this distribution."""
+    Log-probs, entropy and the ratio are then those of this restricted distribution."""
     strategy_temperature: Positive = 1.0
     """Temperature of strategies, if `trial.strategy` is on."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -215,16 +216,17 @@ class Engine(Variant):
     threads: Count = 4
     """Threads of the engine's process."""
     in_flight: Literal["in_place", "interrupt"] = "in_place"
-    """What a turn in progress does when new weights arrive: it continues over its KV cache, or it
-    ends and continues as a new request, for which `cache_rule` decides what is recomputed."""
+    """What happens to a turn in progress when new weights arrive. "in_place": it goes on with the
+    KV cache that older weights have computed. "interrupt": it ends and goes on as a new request,
+    for which `cache_rule` decides what is recomputed."""
     turn_deadline_s: Positive = 300.0
-    """Seconds after which a turn that is not complete has failed, and its trial is played again;
-    the start of an SGLang server counts as part of the turn."""
+    """Seconds after which an incomplete turn has failed, and its trial is played again. The time in
+    which an SGLang server starts is part of the turn."""
     devices: list[Natural] = field(default_factory=list)
-    """GPUs of the actors' engines, one for each actor (or `gpus_per_actor`); with more actors than
-    GPUs they are assigned again from the first. The evaluator has the last. GPUs are counted from 0
-    among those that CUDA_VISIBLE_DEVICES shows to the run, as in `learner.device`. A process sees
-    only its own GPUs; with [] it sees all of the run."""
+    """GPUs of the actors' engines, one for each actor (or `gpus_per_actor`). With more actors than
+    GPUs, assignment begins again at the first GPU. The evaluator gets the last one. GPUs are
+    counted from 0 among those that CUDA_VISIBLE_DEVICES shows to the run, as in `learner.device`. A
+    process sees only its own GPUs; with [] it sees all GPUs of the run."""
 
     @property
     def num_gpus(self) -> int:
@@ -323,8 +325,8 @@ class WarmStart(Variant):
     """Steps of cloning over which the learning rate falls to a tenth. 0 is the same as no section.
     """
     episodes: Count = 3
-    """Episodes of a cloned trial. A single-episode RL baseline sets more than `trial.episodes`,
-    so that it begins from the same policy."""
+    """Episodes of a cloned trial. A single-episode RL baseline sets more than `trial.episodes`, so
+    that it begins from the same policy as the run that it is compared with."""
     trials: Count = 3000
     """Number of trials that are played to be cloned."""
     batch_size: Count = 64
@@ -343,28 +345,29 @@ class GatedWarmStart(WarmStart):
     """Behaviour cloning that goes on after `steps` until the gate opens."""
 
     gate: Share = 1.0
-    """Go on after `steps` until the loss on observations in the last episode is at most this share
-    of the loss in the first episode. The loss of a model that uses earlier episodes falls so far.
-    Any model's does if the last observations are easier to predict; the run then prints a note. 1.0
-    is no gate."""
+    """Cloning goes on after `steps` until the loss on observations of the last episode is at most
+    this share of the loss on those of the first episode: a model that uses earlier episodes gets
+    there. If the observations of the last episode are easier to predict by themselves, any model
+    does, and the run prints a note. 1.0 is no gate."""
     max_steps: Natural = 400
-    """Steps after which the warm start ends although the gate is shut, which a note says; those
-    beyond `steps` go on at a tenth of the rate."""
+    """Largest number of steps: after these the warm start ends even if the gate is still shut, and
+    the run prints a note. Steps beyond `steps` have a tenth of the learning rate."""
 
 
 class FromScript(GatedWarmStart, tag="script"):
     """The environment's script plays."""
 
     gate: Share = 0.8
-    """Go on after `steps` until the loss on observations in the last episode is at most this share
-    of the loss in the first episode. The loss of a model that uses earlier episodes falls so far.
-    Any model's does if the last observations are easier to predict; the run then prints a note. 1.0
-    is no gate."""
+    """Cloning goes on after `steps` until the loss on observations of the last episode is at most
+    this share of the loss on those of the first episode: a model that uses earlier episodes gets
+    there. If the observations of the last episode are easier to predict by themselves, any model
+    does, and the run prints a note. 1.0 is no gate."""
 
 
 class FromScriptIfAny(FromScript, tag="auto"):
-    """The environment's script plays. If it has none, the player of "win_stay" plays, for which
-    `gate` and `max_steps` have no meaning; if that is not worth cloning, there is no warm start."""
+    """The environment's script plays. In an environment without a script, the player of "win_stay"
+    plays, and `gate` and `max_steps` have no effect; if that player is not worth cloning either,
+    there is no warm start."""
 
 
 class FromRandom(GatedWarmStart, tag="random"):
@@ -378,9 +381,9 @@ class FromWinStay(WarmStart, tag="win_stay"):
     episode, or if a trial takes long."""
 
     repeat_gate: Share = 0.5
-    """The learning rate is constant until the loss on repeated actions is at most this share of the
-    loss on actions that are only tried, which shows that the model looks up earlier episodes. Then
-    the rate falls over `steps`."""
+    """The learning rate is constant until the loss on actions that the player repeats is at most
+    this share of the loss on actions that it only tries, which shows that the model looks up
+    earlier episodes. Then the rate falls over `steps`."""
     max_stable_steps: Natural = 800
     """Largest number of steps with a constant learning rate. After these the rate falls even if the
     loss on repeated actions is still larger."""
@@ -403,8 +406,8 @@ class FromBest(GatedWarmStart, tag="best"):
 
 
 class FromData(GatedWarmStart, tag="data"):
-    """A data set. In rows with `messages` the assistant's messages are cloned; rows with `text` are
-    cloned whole."""
+    """A data set. Of rows with `messages`, the assistant's messages are cloned; rows with `text`
+    are cloned whole."""
 
     path: str = ""
     """A file of JSON lines or Parquet, or a folder of such files, as HuggingFace's hub has them and
@@ -473,7 +476,7 @@ def _instead_of(directory: Path) -> str:
     """
     if (directory / ADAPTER).is_file():
         return f" but an adapter: {MERGE}"
-    # As transformers' Trainer and the hub's cache name the directories of models.
+    # transformers' Trainer and the hub's cache give these names to model directories.
     inside = [*directory.glob("checkpoint-*"), *directory.glob("snapshots/*")]
     models = [each for each in inside if (each / "config.json").is_file()]
     newest = max(models, key=lambda each: each.stat().st_mtime, default=None)
@@ -511,8 +514,8 @@ BOUND_OF = {"sync": 0, "one_step": 1}
 """Bound on staleness, in steps, of each rule that ignores `admission.max_staleness`."""
 
 NO_BOUND = ("count", "window", "unbounded")
-"""Rules that have no bound on staleness: "count" and "window" have as many groups in flight as a
-bound of `admission.max_staleness` needs, and may exceed it.
+"""Rules that do not bound staleness. "count" and "window" only limit the number of groups in flight
+to what a bound of `admission.max_staleness` would need; a group may still become staler.
 """
 
 
@@ -543,8 +546,8 @@ class Admission(Section):
     """Largest number of groups that are played at a time (granted and not complete); the contexts
     of the actors' engines limit them too."""
     over_age_target: Share = 1.0
-    """Largest share of tokens that is predicted to exceed `max_staleness`; fewer groups are granted
-    to stay below it (`mage_async/admission/concurrency.py`). 1 is no bound."""
+    """Bound on the predicted share of tokens staler than `max_staleness`: actors play as many
+    groups at once as it allows (`mage_async/admission/concurrency.py`). 1 is no bound."""
     lag: Annotated[int, Meta(ge=0, le=256)] = 0
     """Steps by which the weights of actors lag behind the newest, which adds staleness without
     changing the speed; for experiments. The learner keeps the newest `lag + 1` versions."""
@@ -603,8 +606,8 @@ class Learner(Section):
     """Learning rate after the warm-up."""
     final_learning_rate: NonNegative = 0.0
     """Learning rate to which the rate falls linearly, one step after the last: with 0, the last of
-    200 steps has 1/200 of `learning_rate`. If a file or `--set` gives only a `learning_rate` that
-    is lower than the default of this key, this key is set to it."""
+    200 steps has 1/200 of `learning_rate`. If a file or `--set` gives a `learning_rate` below this
+    key's default, and not this key, this key gets the same value."""
     warmup_steps: Natural = 10
     """Steps over which the learning rate grows from 0."""
     correction: AnyCorrection = CORRECTIONS.load("decoupled")()
@@ -627,12 +630,12 @@ class Learner(Section):
     an action. Tokens of remarks get no bonus."""
     final_entropy: NonNegative = 0.0
     """Weight of the entropy bonus to which the weight changes linearly, one step after the last. If
-    a file or `--set` gives only an `entropy` that is lower than the default of this key, this key
-    is set to it."""
+    a file or `--set` gives an `entropy` below this key's default, and not this key, this key gets
+    the same value."""
     entropy_ceiling: NonNegative = 0.0
-    """Entropy in nats above which a token gets no bonus; 0 is no ceiling. With stale data a
-    bonus acts at once and the rewards against it later, so entropy can run away (Skywork-OR1,
-    arXiv 2505.22312, stops the bonus by the batch's mean)."""
+    """Entropy in nats above which a token gets no bonus; 0 is no ceiling. With stale data the bonus
+    acts at once, and the rewards that counteract it arrive later, so entropy can run away
+    (Skywork-OR1, arXiv 2505.22312, switches the bonus off by the mean entropy of the batch)."""
     max_tokens_per_microbatch: Natural = 0
     """Largest number of tokens of one forward pass. A larger minibatch is split into micro-batches
     whose gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""
@@ -761,8 +764,8 @@ class Transport(Section):
     address: str = "ipc"
     """Address of the learner: "ipc" (a private socket file), or tcp://HOST:PORT."""
     keys: str = ""
-    """Directory of keys for CURVE, ZeroMQ's encryption, made by `mage keys new`; "" is none, which
-    needs HOST 127.0.0.1."""
+    """Directory of keys for CURVE, ZeroMQ's encryption, made by `mage keys new`. With "" there is
+    no encryption, and HOST must be 127.0.0.1."""
     weights: AnyWeightTransport = WEIGHT_TRANSPORTS.load("disk")()
     """How weights reach the engines."""
 
@@ -808,12 +811,12 @@ else:
 
 
 class Tracking(_TrackerTables):
-    """Trackers that are sent a run's metrics, each by a process of its own. None by default: then
-    nothing is sent anywhere."""
+    """Trackers to which a run's metrics are sent, each by a process of its own. By default there is
+    none, and nothing is sent anywhere."""
 
     own: AnyTracker | None = None
     """A tracker class of your own, such as `tracking.own.kind = "my_tracker:Mine"`; its fields are
-    keys of this table. The kinds below have tables of their own and need no `own`."""
+    keys of this table. The trackers below have tables of their own and need no `own`."""
     wait_s: NonNegative = 0.0
     """Largest number of seconds that a run waits for its trackers at its end. With 0 they end by
     themselves within a minute after the run; in a container, which ends with the command, set 30.
