@@ -171,7 +171,8 @@ have to copy it.
 
 
 MAX_REWARD = 1e15
-"""Largest size of a reward: with squares beyond the range of floats, all advantages would be 0."""
+"""Largest absolute value of a reward. If the squares of rewards left the range of floats, all
+advantages would be 0."""
 
 
 def is_finite(value: object) -> TypeGuard[float]:
@@ -183,9 +184,11 @@ def is_finite(value: object) -> TypeGuard[float]:
 
 
 def short_value(value: Any) -> str:
-    """Return a number, a text or None as text, and of any other value the type: its `repr` may be
-    long, raise, or have an address, by which a mistake that comes back would look like another one.
+    """Return a value as short text for an error message: a number, a text or None as it is written
+    in Python, and any other value by its type.
     """
+    # The `repr` of another object may be long, or raise. It may have an address in memory, and then
+    # the message would differ each time that the same error is raised.
     is_plain = value is None or isinstance(value, numbers.Real | str)
     return f"{value!r:.60}" if is_plain else f"a value of type {type(value).__name__}"
 

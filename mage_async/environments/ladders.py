@@ -1,4 +1,4 @@
-"""Find easier and harder tasks: other values of an environment's option on its ladder.
+"""Find easier and harder tasks, by changing one option of an environment along a ladder.
 
 A ladder (`Environment.ladders`) lists settings of an option, its rungs, from the easiest to the
 hardest. Error messages name the allowed values.

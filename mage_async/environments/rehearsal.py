@@ -1,16 +1,17 @@
 """Rehearse a user's environment: play it briefly before any process starts.
 
-A mistake in the class is then one error message at once instead of many dropped groups minutes
+So a mistake in the class gives one error message at once, and not many dropped groups minutes
 later. For a class that implements all of `Environment`, one episode is played for each split and
 seat, and begun once more to try an invalid action. For a class with `reset` and `step` alone, one
 task of each split is played, and played again to check that the episode repeats. This finds
-mistakes that occur in every trial. Others need a test, such as the one that the shipped
+mistakes that occur in every trial. Rarer mistakes need a test, such as the one that the shipped
 environments share (`tests/environments/test_every_environment.py`).
 
 `compare_heldout` finds held-out tasks that are the same as training tasks under another name: it
-compares how tasks answer the same actions with the same seed.
+compares what tasks return for the same actions and the same seed.
 """
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -45,13 +46,13 @@ NUM_ACTS, EPISODE_S = 8, 5.0
 after which no further step is made.
 """
 ANY_TEXT = ("1", "a", "hello world", "1 2 3")
-"""Actions for a class that lists none: it must accept any text that a policy writes. `is_probe`
-must accept any text too.
+"""Actions for a class that lists none, which must accept any text that a policy writes, and texts
+for `is_probe`, which must accept any text too.
 """
 
 
 class Longest(NamedTuple):
-    """Hold the longest texts of a rehearsal: callers measure their length."""
+    """Hold the longest observations of a rehearsal, whose length in tokens callers measure."""
 
     opening: str
     """Longest observation with which an episode began."""
@@ -66,11 +67,9 @@ call fails, its exception is thrown into the generator.
 
 
 def is_rehearsed(name: str, environment: Environment) -> bool:
-    """Return whether an environment is rehearsed: a user's own, one of a loader, or a slow one.
-
-    A user's own class is named `module:Class`, and one of a loader has its name before a colon, as
-    `gymnasium:Taxi-v4`; no other name has a colon.
-    """
+    """Return whether an environment is rehearsed: a user's own, one of a loader, or a slow one."""
+    # A user's own class is named `module:Class`, and an environment of a loader like
+    # `gymnasium:Taxi-v4`. No other name has a colon.
     return ":" in name or environment.called != "at_once"
 
 
@@ -87,27 +86,30 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
         ConfigError: a declaration is wrong, or a method of the environment raised.
     """
     with as_config_error(name):
-        want = partial(_want, name)
-        _check_facts(environment, want)
+        require = partial(_require, name)
+        _check_facts(environment, require)
         for split in SPLITS:
             with as_config_error(name, f"members({split!r})"):
                 members = environment.members(split)
             are_names = _are_names(members) or (isinstance(members, tuple) and not members)
-            want(are_names, f"members({split!r})", "a tuple of names", members)
-            wanted = "at least two names: the control `swapped` hides another task than its trial's"
-            want(len(members) > 1, f"members({split!r})", wanted, members)
+            require(are_names, f"members({split!r})", "a tuple of names", members)
+            expected = (
+                "at least two names: the control `swapped` hides another task than its trial's"
+            )
+            require(len(members) > 1, f"members({split!r})", expected, members)
             for member in members[:MOST_FAMILIES]:
                 with as_config_error(name, f"family({member!r})"):
                     family = environment.family(member)
-                want(isinstance(family, str), f"family({member!r})", "text", family)
-            known_members, wanted = set(members), "a tuple of other members of the split"
-            # The sample is spread evenly over the members, because evaluations begin at both ends
-            # of their list.
-            for member in members[:: -(-(len(members) ** 2) // MOST_SWAPS)]:
+                require(isinstance(family, str), f"family({member!r})", "text", family)
+            known_members, expected = set(members), "a tuple of other members of the split"
+            # With n members there are n² pairs. Every `stride`-th member is checked, and not the
+            # first ones, because evaluations begin at both ends of the list.
+            stride = math.ceil(len(members) ** 2 / MOST_SWAPS)
+            for member in members[::stride]:
                 with as_config_error(name, f"swaps({member!r}, {split!r})"):
                     others = environment.swaps(member, split)
                 are_others = _are_names(others) and set(others) <= known_members - {member}
-                want(are_others, f"swaps({member!r}, {split!r})", wanted, others)
+                require(are_others, f"swaps({member!r}, {split!r})", expected, others)
             with as_config_error(name, f"references({split!r}, {num_episodes})"):
                 known = environment.references(split, num_episodes)
             are_known = isinstance(known, Mapping) and all(
@@ -116,38 +118,40 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
                 and all(map(_is_number, each))
                 for each in known.values()
             )
-            wanted = f"a dictionary of tuples of {num_episodes} numbers, one per episode"
-            want(are_known, f"references({split!r}, {num_episodes})", wanted, known)
-        # Actions that are not legal are counted too: a policy may write any text, or none.
+            expected = f"a dictionary of tuples of {num_episodes} numbers, one per episode"
+            require(are_known, f"references({split!r}, {num_episodes})", expected, known)
+        # Reports call `is_probe` with illegal actions too: a policy may write any text, or none.
         for action in ("", *ANY_TEXT, environment.facts.example, *environment.facts.words):
             with as_config_error(name, f"is_probe({action!r})"):
                 environment.is_probe(action)
 
 
-def _check_facts(environment: Environment, want: Callable[..., None]) -> None:
+def _check_facts(environment: Environment, require: Callable[..., None]) -> None:
     """Check the facts, the rules and the seats."""
     facts, rules, seats = environment.facts, environment.rules(), environment.seats()
     for key in ("num_seats", "max_turns", "units"):
         value = getattr(facts, key)
         is_count = isinstance(value, int) and value >= 1
-        want(is_count, f"facts.{key}", "a whole number from 1", value)
-    least, most = bounds = facts.min_return, facts.max_return
-    # Ratings and colours divide by the bounds, so equal ones are refused too.
+        require(is_count, f"facts.{key}", "a whole number from 1", value)
+    bounds = least, most = facts.min_return, facts.max_return
+    # Equal bounds are refused, because ratings and colours divide by their difference.
     are_in_order = _is_number(least) and _is_number(most) and least < most
-    wanted = "two numbers, the second above the first, or both None"
-    want(are_in_order or bounds == (None, None), "facts.min_return and max_return", wanted, bounds)
+    expected = "two numbers, the second above the first, or both None"
+    require(
+        are_in_order or bounds == (None, None), "facts.min_return and max_return", expected, bounds
+    )
     are_words = _are_names(facts.words) or (facts.has_open_text and facts.words == ())
-    want(are_words, "facts.words", "a tuple of words", facts.words)
-    want(isinstance(rules, str), "rules()", "text", rules)
+    require(are_words, "facts.words", "a tuple of words", facts.words)
+    require(isinstance(rules, str), "rules()", "text", rules)
     exist = isinstance(seats, Sequence) and set(seats) <= set(range(facts.num_seats))
-    wanted = f"a tuple of seats, each below facts.num_seats = {facts.num_seats}"
-    want(exist and bool(seats), "seats()", wanted, seats)
+    expected = f"a tuple of seats, each below facts.num_seats = {facts.num_seats}"
+    require(exist and bool(seats), "seats()", expected, seats)
 
 
-def _want(name: str, holds: bool, what: str, wanted: str, got: object) -> None:
+def _require(name: str, holds: bool, what: str, expected: str, got: object) -> None:
     """Raise a `ConfigError` that says what `what` must be, unless `holds` is true."""
     if not holds:
-        raise ConfigError(f"environment {name!r}: {what} must be {wanted}, got {got!r}")
+        raise ConfigError(f"environment {name!r}: {what} must be {expected}, got {got!r}")
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -186,7 +190,7 @@ class _WholeRehearsal:
     """Play episodes and check them against the facts; collect all observations."""
 
     def __init__(self, name: str, environment: Environment) -> None:
-        self._environment, self._want = environment, partial(_want, name)
+        self._environment, self._require = environment, partial(_require, name)
         self.openings, self.answers = list[str](), list[str]()
 
     def play(self, task: Task) -> Generator[Call, Any, None]:
@@ -197,9 +201,9 @@ class _WholeRehearsal:
         yield from self._play_by_script(play)
         yield from _close(play)
         again = yield from self._begin(task)
-        wanted = f"{play.observation!r} again for the same task and episode"
+        expected = f"{play.observation!r} again for the same task and episode"
         is_same = again.observation == play.observation
-        self._want(is_same, "play.observation", wanted, again.observation)
+        self._require(is_same, "play.observation", expected, again.observation)
         yield from self._act(again, "", is_valid=False)
         yield from _close(again)
 
@@ -208,20 +212,22 @@ class _WholeRehearsal:
         facts, rewards, source = self._environment.facts, list[float](), random.Random(0)
         script = self._environment.script(source)
         is_script = script is None or hasattr(script, "choose")
-        self._want(is_script, "script(source)", "a `Script`, or None", script)
+        self._require(is_script, "script(source)", "a `Script`, or None", script)
         while legal := play.own.legal_actions():
-            wanted = f"over after facts.max_turns = {facts.max_turns} turns"
-            self._want(len(rewards) < facts.max_turns, "an episode", wanted, "more")
+            expected = f"over after facts.max_turns = {facts.max_turns} turns"
+            self._require(len(rewards) < facts.max_turns, "an episode", expected, "more")
             action = source.choice(legal) if script is None else script.choose(play.own)
-            self._want(action in legal, "script(source).choose(play)", f"one of {legal}", action)
+            self._require(action in legal, "script(source).choose(play)", f"one of {legal}", action)
             self._check_words("an action", action)
-            self._want(isinstance(play.anchor, str), "play.anchor", "text", play.anchor)
+            self._require(isinstance(play.anchor, str), "play.anchor", "text", play.anchor)
             rewards.append((yield from self._act(play, action, is_valid=True)))
-        self._want(bool(rewards), "legal_actions()", "not empty as an episode begins", legal)
+        self._require(bool(rewards), "legal_actions()", "not empty as an episode begins", legal)
         least, most = facts.min_return, facts.max_return
         if least is not None and most is not None:
-            wanted = f"from facts.min_return = {least:g} to max_return = {most:g}"
-            self._want(facts.allows(sum(rewards)), "what an episode earns", wanted, sum(rewards))
+            expected = f"from facts.min_return = {least:g} to max_return = {most:g}"
+            self._require(
+                facts.allows(sum(rewards)), "what an episode earns", expected, sum(rewards)
+            )
 
     def _begin(self, task: Task) -> Generator[Call, Any, WholePlay]:
         """Begin an episode, check its first observation, and return it."""
@@ -236,27 +242,27 @@ class _WholeRehearsal:
         play.act(action)
         outcome, call = (yield from calls_of(play)), f"play.act({action!r})"
         assert outcome is not None, "the call answers an action"
-        self._want(_is_number(outcome.reward), f"{call}.reward", "a number", outcome.reward)
-        wanted = f"{is_valid}, as the action is {'' if is_valid else 'not '}legal"
-        self._want(outcome.is_valid == is_valid, f"{call}.is_valid", wanted, outcome.is_valid)
+        self._require(_is_number(outcome.reward), f"{call}.reward", "a number", outcome.reward)
+        expected = f"{is_valid}, as the action is {'' if is_valid else 'not '}legal"
+        self._require(outcome.is_valid == is_valid, f"{call}.is_valid", expected, outcome.is_valid)
         is_done = not play.own.legal_actions()
-        # An action that is not legal may end an episode too: then no action is legal after it.
-        wanted = (
+        # Illegal actions may end an episode too. `legal_actions()` then must be empty as well.
+        expected = (
             "True, as legal_actions() is empty"
             if is_done
             else "False, as legal_actions() is not empty (return () once an episode is over)"
         )
-        self._want(outcome.is_done == is_done, f"{call}.is_done", wanted, outcome.is_done)
+        self._require(outcome.is_done == is_done, f"{call}.is_done", expected, outcome.is_done)
         self._check_words(f"{call}.observation", outcome.observation)
         self.answers.append(outcome.observation)
         return outcome.reward
 
     def _check_words(self, what: str, text: Any) -> None:
         """Check that a text consists of known words, unless text is open."""
-        self._want(isinstance(text, str), what, "text", text)
+        self._require(isinstance(text, str), what, "text", text)
         strange = _undeclared_words(self._environment, text)
-        wanted = "made of facts.words, unless facts.has_open_text"
-        self._want(not strange, what, wanted, " ".join(strange))
+        expected = "made of facts.words, unless facts.has_open_text"
+        self._require(not strange, what, expected, " ".join(strange))
 
 
 def _undeclared_words(environment: Environment, text: str) -> list[str]:
@@ -285,8 +291,8 @@ def rehearsal(
     takes_turns: bool,
     now: Callable[[], float],
 ) -> Rehearsal:
-    """Play the first task of each split, and play it again with the same actions while another task
-    is played.
+    """Play the first task of each split, and play it again with the same actions, concurrently with
+    another task.
 
     Every episode of a trial, and every trial of a group, must meet the same instance of a task,
     whatever other trials do meanwhile. A class that cannot repeat an episode is therefore refused,
@@ -294,8 +300,9 @@ def rehearsal(
 
     Args:
         name: Name of the environment in the configuration.
-        compares: Whether the second episode must equal the first.
-        takes_turns: Whether no two objects may be open at once.
+        compares: Whether the first task is played again, and must give the same episode.
+        takes_turns: Whether no two objects may be open at once, so that tasks are not played
+            concurrently.
         now: Clock, in seconds.
 
     Raises:
@@ -316,19 +323,20 @@ def rehearsal(
             check_vocabulary(name, environment, [("reset", play.observation), *stepped])
             if not compares:
                 continue
-            beside: _Steps | None = None
+            concurrent: _Steps | None = None
             if not takes_turns:
                 other = Task(environment.facts.name, environment.members(split)[-1], 0)
                 any_action = _in_time(_chooser(name, environment), now)
-                beside, _ = yield from _together(
+                concurrent, _ = yield from _interleaved(
                     _played(environment.begin(task, 0), _replay(play.history)),
                     _played(environment.begin(other, 0), any_action),
                 )
-            if beside != first:
-                again = yield from _played(environment.begin(task, 0), _replay(play.history))
-                _compare(name, task.member, first, again, ALONE)
-                if beside is not None:
-                    _compare(name, task.member, first, beside, BESIDE)
+            if concurrent != first:
+                # If the task repeats when it is played alone, the other task has disturbed it.
+                alone = yield from _played(environment.begin(task, 0), _replay(play.history))
+                _compare(name, task.member, first, alone, ALONE)
+                if concurrent is not None:
+                    _compare(name, task.member, first, concurrent, CONCURRENTLY)
     return Longest(max(openings, key=len), max(answers, key=len))
 
 
@@ -360,8 +368,8 @@ class Listener:
     `ResetStep.listener`.
 
     Args:
-        writes_words: Whether legal actions must consist of the class's words too, as for a policy
-            whose tokens they are.
+        writes_words: Whether legal actions must consist of the class's words too, because these are
+            the only tokens of the policy.
         after_call: Called after each call; it may raise an exception, which ends the trial.
     """
 
@@ -373,16 +381,16 @@ class Listener:
         self._known = set(environment.facts.words)
         self.num_ended = 0
         """Number of episodes that the class itself has ended."""
-        self.strange: list[tuple[str, str]] = []
-        """Calls in words, each with a text of words that the class does not declare. A text is
-        noted if such a word in it is new."""
+        self.undeclared: list[tuple[str, str]] = []
+        """Calls in words, each with a text that it gave and that has a word which the class does
+        not declare. A text whose undeclared words were all noted before is left out."""
 
-    def __call__(self, call: Call, answered: MethodResult) -> None:
+    def __call__(self, call: Call, result: MethodResult) -> None:
         """Note the result of a call."""
-        self.num_ended += answered.outcome.is_done
+        self.num_ended += result.outcome.is_done
         if not self._environment.facts.has_open_text:
-            self._note(call, "", answered.outcome.observation)
-            for action in (answered.legal_actions or ()) if self._writes_words else ():
+            self._note(call, "", result.outcome.observation)
+            for action in (result.legal_actions or ()) if self._writes_words else ():
                 self._note(call, ", legal_actions", action)
         self._after_call()
 
@@ -391,11 +399,11 @@ class Listener:
         if new := set(text.split()) - self._known:
             self._known |= new
             line = place_of(getattr(self._environment.kind, call.request.method))
-            self.strange.append((f"{call.place}{what}{line}", text))
+            self.undeclared.append((f"{call.place}{what}{line}", text))
 
 
 def _chooser(name: str, environment: ResetStep) -> Callable[[ResetStepPlay], str]:
-    """Return a function that chooses actions: by the script, or any that the class lists."""
+    """Return a function that chooses actions: by the script or, without one, at random."""
     source = random.Random(0)
     if (script := environment.script(source)) is not None:
         return partial(_scripted_action, name, script)
@@ -418,11 +426,11 @@ def _scripted_action(name: str, script: Script, play: ResetStepPlay) -> str:
         ConfigError: the action is no text, or would be refused.
     """
     call, action = f"script(source)({play.last!r:.60})", script.choose(play)
-    _want(name, isinstance(action, str), call, "text", action)
+    _require(name, isinstance(action, str), call, "text", action)
     action = action.strip()
     legal = play.legal_pattern or ", ".join(map(repr, play.legal_actions())) or "any text"
-    wanted = f"an action that can be taken now ({legal:.200})"
-    _want(name, not play.refusal(action), call, wanted, action)
+    expected = f"an action that can be taken now ({legal:.200})"
+    _require(name, not play.refusal(action), call, expected, action)
     return action
 
 
@@ -448,8 +456,8 @@ def _played(
         steps: _Steps = [("reset", play.observation)]
         while not play.is_done and len(steps) <= NUM_ACTS and (action := choose(play)) is not None:
             # `act` returns the outcome itself, or the calls made after it return the outcome.
-            answered = play.act(action)
-            steps.append((f"step({action!r})", (yield from calls_of(play)) or answered))
+            outcome = play.act(action)
+            steps.append((f"step({action!r})", (yield from calls_of(play)) or outcome))
     except Exception:  # the border to foreign code, a script; raised again
         yield from _close(play)
         raise
@@ -457,8 +465,8 @@ def _played(
     return steps
 
 
-def _together(*plays: Generator[Call, Any, _Steps]) -> Generator[Call, Any, list[_Steps]]:
-    """Make the calls of several plays in turn, and return the steps of each. If one fails, the
+def _interleaved(*plays: Generator[Call, Any, _Steps]) -> Generator[Call, Any, list[_Steps]]:
+    """Make one call of each play in turn, and return the steps of each. If one play fails, the
     others are closed.
 
     Raises:
@@ -466,6 +474,7 @@ def _together(*plays: Generator[Call, Any, _Steps]) -> Generator[Call, Any, list
         ConfigError: a player found no action.
     """
     found: list[_Steps] = [[] for _ in plays]
+    # For each play that has not ended, the function that resumes it until its next call.
     go_on: dict[int, Callable[[], Call]] = {
         number: partial(next, play) for number, play in enumerate(plays)
     }
@@ -497,7 +506,7 @@ ALONE = (
     'draw everything from `seed` and `task`, or set trial.repeats = "fresh" if it is meant to '
     "differ",
 )
-BESIDE = (
+CONCURRENTLY = (
     "was restarted with the same seed while another task was played",
     "keep what an episode changes in `self`, and draw from a `random.Random` of its own: many "
     "objects play at once, and share the class's attributes, globals and `random.seed`; or set "
@@ -508,6 +517,9 @@ BESIDE = (
 
 def _compare(name: str, member: str, first: _Steps, again: _Steps, how: tuple[str, str]) -> None:
     """Check that a restart repeated an episode.
+
+    Args:
+        how: `ALONE` or `CONCURRENTLY`.
 
     Raises:
         ConfigError: the episodes differ; the message has the first difference.
@@ -535,7 +547,8 @@ hidden code may answer a few guesses alike: 12 episodes tell most of the 120 cod
 `docs/your_environment.md` apart.
 """
 NUM_MORE = 10 * NUM_EPISODES
-"""Number of episodes of each task that was not told from one of the other split."""
+"""Number of episodes of a second comparison, of tasks with the same trace as a task of the other
+split."""
 Trace = tuple[tuple[str, float], ...]
 """Observations and rewards of all episodes of a task, in order. Tasks with equal traces count as
 the same.
@@ -568,7 +581,7 @@ class HeldOut(NamedTuple):
                 "for chance, in which held-out tasks hide nothing new"
             )
         if not self.num_known:
-            return f"{compared}: each hides something that none of those does"
+            return f"{compared}: each hides something that no trained task hides"
         hide = "hides" if self.num_known == 1 else "hide"
         known = f"{self.num_known} of them {hide} what a trained task hides"
         if self.num_known < self.num_heldout:
@@ -651,11 +664,11 @@ def _trace(environment: Environment, member: str, num_episodes: int) -> Trace:
                     raise ConfigError(
                         "no `legal_actions`, `legal_pattern` or `words` say what an action may be"
                     )
-                answered = play.act(source.choice(choices))
+                outcome = play.act(source.choice(choices))
                 # A slow play gives its outcome in a call.
-                answered = make_pending_calls(play) or answered
-                found.append((answered.observation, answered.reward))
-                is_done = answered.is_done
+                outcome = make_pending_calls(play) or outcome
+                found.append((outcome.observation, outcome.reward))
+                is_done = outcome.is_done
         finally:
             if isinstance(play, SlowPlay) and (call := play.closing()) is not None:
                 call.now()

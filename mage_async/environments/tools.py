@@ -24,7 +24,7 @@ import numpy as np
 from mage_async.errors import ConfigError
 
 MAX_CALLS = 16
-"""Largest number of calls in one turn; one error message answers all further ones."""
+"""Largest number of calls in one turn; all further ones together get one error message."""
 _OVER = "The episode is over."
 """Answer to a tool call after the end of the episode."""
 _MARK = "is_offered_tool"
@@ -57,7 +57,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class InvalidCall:
-    """Report text that was meant as a call and cannot be parsed."""
+    """Hold the reason why text that was meant as a call cannot be parsed."""
 
     why: str
 
@@ -145,7 +145,7 @@ _TYPES: dict[str, Any] = {
 _NAMES = {kind: name for name, kind in _TYPES.items()} | {int: "number", type(None): "null"}
 """JSON's type of each Python type; that of an integer is "number"."""
 _ANY = object()
-"""Stands for any value of a type."""
+"""Marker for all values of a type."""
 _NUMBER_BOUNDS = {
     "minimum": "ge",
     "maximum": "le",
@@ -313,8 +313,10 @@ def _type_names(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _check_disjoint(place: str, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a `ConfigError` if a value might follow several parts of `oneOf`, because arguments are
-    checked as by `anyOf`. If no value can, both keywords mean the same.
+    """Raise a `ConfigError` if a value might be valid for several parts of `oneOf`.
+
+    Arguments are checked as by `anyOf`, which means the same only if no value is valid for two
+    parts.
     """
     for first, second in combinations(map(_allowed, parts), 2):
         for (name, value), (other_name, other) in product(first, second):
@@ -511,8 +513,8 @@ def _schema(place: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     except TypeError as error:
         raise ConfigError(f"tool {place}: a type has no JSON form: {error}") from error
     parameters = parts.pop(arguments.__name__)
-    wanted = ("type", "properties", "required")
-    schema = {key: parameters[key] for key in wanted if key in parameters}
+    kept = ("type", "properties", "required")
+    schema = {key: parameters[key] for key in kept if key in parameters}
     return {**schema, "$defs": parts} if parts else schema
 
 

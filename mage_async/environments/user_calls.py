@@ -1,8 +1,9 @@
 """Make calls into users' code, which may be slow, and define the plays that consist of such calls.
 
-A trial never waits. Its play hands out the `Call` that it needs; the process that plays the trial
-makes the call, in a thread, as a coroutine or in a worker process, and passes the result back. Fast
-environments make no calls (`called = "at_once"`): the trial calls them directly.
+A trial never waits for a user's method. Its play hands out the `Call` that it needs; the process
+that plays the trial makes the call, in a thread, as a coroutine or in a worker process, and passes
+the result back. Fast environments (`called = "at_once"`) need no `Call`: the trial calls their
+methods directly.
 
 The process that makes a call also reads and checks the attributes of the user's object, because a
 property may be slow too. The result (`MethodResult`) is plain data, which can be sent to another
@@ -38,7 +39,7 @@ _FAULT = ("Fault",)
 """Names of the exceptions by which a class reports a fault of its infrastructure."""
 
 WAITS = "a coroutine that waits"
-"""Kind of a fault: the call needs an event loop, and there is none."""
+"""Kind of a fault: the method is a coroutine that waits, and there is no event loop to run it."""
 _MOST_CODE_CHARS = 100
 """Largest number of characters of the line of code that an error message shows."""
 _MISTAKES = (
@@ -111,7 +112,7 @@ class Callee:
         return method
 
     def perform(self, request: Request) -> Any:
-        """Make a call and return its result, an `MethodResult`; if the method is async, return a
+        """Make a call and return its result, a `MethodResult`; if the method is async, return a
         coroutine with this result.
 
         Raises:
@@ -132,8 +133,8 @@ class Callee:
 
 
 class UserPlay(Callee):
-    """Call a play whose methods may block, of a class that implements the whole `Environment`
-    protocol; the first call creates the play.
+    """Call a play of a class that implements the whole `Environment` protocol, whose methods may
+    block. The first call creates the play.
 
     Args:
         begin: Creates the play.
@@ -161,10 +162,9 @@ class UserPlay(Callee):
         if request.method == "reset":
             play = self._begin()
             if missing := [each for each in _PLAY if not hasattr(play, each)]:
-                kind, wanted = _kind(play), ", ".join(_PLAY)
                 raise CallFault(
-                    f"{request.place} must be a `Play`, with {wanted}, got {kind} without "
-                    f"{' and '.join(missing)}"
+                    f"{request.place} must be a `Play`, with {', '.join(_PLAY)}, got "
+                    f"{_kind(play)} without {' and '.join(missing)}"
                 )
             self._play = play
             return MethodResult(Outcome(play.observation, 0.0), play.anchor)
@@ -203,7 +203,7 @@ class Call:
     callee: Callee
     """Object to call, if the call is made in this process."""
     request: Request
-    take: Take = lambda answered: None
+    take: Take = lambda result: None
     """Hands the result to the play that waits for it."""
 
     @property
@@ -213,12 +213,12 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name of the function; empty if there is nothing to call."""
+        """Name of the user's method; "" if there is nothing to call."""
         return self.callee.method_name(self.request.method)
 
     @property
     def is_async(self) -> bool:
-        """Whether `function` returns a coroutine."""
+        """Whether `function()` returns a coroutine, because the user's method is `async`."""
         return self.callee.is_async(self.request.method)
 
     def function(self) -> Any:
@@ -226,13 +226,13 @@ class Call:
         return self.callee.perform(self.request)
 
     def now(self) -> Any:
-        """Make the call without the caller's event loop, and return its result.
+        """Make the call in this thread, without the caller's event loop, and return its result.
 
         Raises:
-            CallFault: the function raised, or is a coroutine that has to wait, in a thread that
-                cannot run it (`run_coroutine`).
+            CallFault: the user's method raised, or it is a coroutine that has to wait, and this
+                thread has no event loop to run it (`run_coroutine`).
         """
-        waits = CallFault(
+        waits_fault = CallFault(
             f"{self.place} waits, which only actors and evaluators can do: a script makes calls "
             "without an event loop, so coroutines must not wait; set warm_start.steps = 0",
             kind=WAITS,
@@ -258,11 +258,11 @@ class Call:
         except (Exception, SystemExit) as error:  # the border to foreign code
             # asyncio's message if the class has called a function that needs an event loop.
             if self.is_async and error_text(error) == "no running event loop":
-                raise waits from None
+                raise waits_fault from None
             raise self.fault(error) from error
         finally:
             del made_now[id(self)]
-        raise waits
+        raise waits_fault
 
     def overdue(self, deadline_s: float) -> CallFault:
         """Return the fault that the call took longer than the deadline."""
@@ -272,7 +272,7 @@ class Call:
         )
 
     def fault(self, error: BaseException) -> CallFault:
-        """Return the fault for an exception of the function."""
+        """Return the fault for an exception of the user's method."""
         if isinstance(error, CallFault):
             return error
         first_line, *_ = error_text(error).strip().splitlines() or [""]
@@ -287,8 +287,8 @@ class Call:
             sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
         if circumstance := self.callee.circumstance():
             sentence += f"; {circumstance}"
-            # The next try begins with the same seeds, so the policy answers the same, and the fault
-            # would come again.
+            # A retry begins with the same seeds, so the policy would answer the same, and the same
+            # exception would be raised again.
             mistake = mistake or circumstance
         fault = NoRoom if says_no_room(error) else CallFault
         return fault(in_utf8(sentence), f"{self.name}() {raised}", in_utf8(mistake))
@@ -299,13 +299,14 @@ RunCoroutine = Callable[[Coroutine[Any, Any, Any]], tuple[Any, BaseException | N
 run_coroutine: ContextVar[RunCoroutine | None] = ContextVar("run_coroutine", default=None)
 """Function with which this thread runs coroutines; None if the thread has no event loop."""
 made_now: dict[int, Call] = {}
-"""Calls that `Call.now` is making, by `id`. Another thread can check whether one of them hangs."""
+"""Calls that `Call.now` has not finished, by `id`. Another thread reads them to find one that
+hangs."""
 
 
 class SlowPlay(Play):
     """Play an episode whose results come from calls: `act` requests a call and returns `PENDING`.
 
-    Its first call is `reset`, which creates the called object, and its last one `close`.
+    The first call is `reset`, which creates the user's object, and the last one is `close`.
 
     Args:
         name: Name of the environment, for messages.
@@ -326,7 +327,7 @@ class SlowPlay(Play):
         self._where = f"{name}, task {task.member}, seed {task.seed}, episode {episode + 1}"
         self._request_fields = seed, task.member, episode
         """Fields that all requests of the episode share."""
-        self._last_answer, self._observation, self._num_turns = MethodResult(), "", 0
+        self._last_result, self._observation, self._num_turns = MethodResult(), "", 0
         """Result of the latest call, first observation, and number of steps so far."""
         self.is_done = self._is_begun = self._is_closed = False
         self._call: Call | None = self._make_call("reset", self._begun)
@@ -344,20 +345,22 @@ class SlowPlay(Play):
         return PENDING
 
     def next_call(self) -> Call | None:
-        """Return the call that the play waits for, else None; each call is returned once."""
+        """Return the call that the play waits for; None if it waits for none, or if the call was
+        returned before.
+        """
         call, self._call = self._call, None
         self._is_begun = self._is_begun or call is not None
         return call
 
     def closing(self) -> Call | None:
-        """Return the call that ends the play; only once, and only if a call was ever made."""
+        """Return the call `close`; None if it was returned before, or if no other call was."""
         if not self._is_begun or self._is_closed:
             return None
         self._is_closed = True
         return self._make_call("close")
 
     def _make_call(
-        self, method: Method, take: Take = lambda answered: None, action: str = ""
+        self, method: Method, take: Take = lambda result: None, action: str = ""
     ) -> Call:
         """Return a call, whose `place` names environment, task, episode, turn and function."""
         turn = f", turn {self._num_turns}" if self._num_turns else ""
@@ -365,19 +368,19 @@ class SlowPlay(Play):
         place = f"{self._where}{turn}: {self._callee.method_name(method)}({shown})"
         return Call(self._callee, Request(method, place, *self._request_fields, action), take)
 
-    def _begun(self, answered: MethodResult) -> None:
+    def _begun(self, result: MethodResult) -> None:
         """Take the result of `reset`."""
-        self._last_answer, self._observation = answered, answered.outcome.observation
+        self._last_result, self._observation = result, result.outcome.observation
 
-    def _stepped(self, action: str, answered: MethodResult) -> Outcome:
+    def _stepped(self, action: str, result: MethodResult) -> Outcome:
         """Take the result of a step; return its outcome."""
-        self._last_answer = answered
-        self.is_done = answered.outcome.is_done or self._num_turns == self._max_turns
-        return replace(answered.outcome, is_done=self.is_done)
+        self._last_result = result
+        self.is_done = result.outcome.is_done or self._num_turns == self._max_turns
+        return replace(result.outcome, is_done=self.is_done)
 
 
 Calls = Generator[Call, Any, Outcome | None]
-"""Yields the needed calls, receives their results, returns the outcome of the last action."""
+"""Yields calls, is sent their results, and returns the outcome of the last action."""
 
 
 def calls_of(play: Play) -> Calls:
@@ -423,7 +426,7 @@ class WholePlay(SlowPlay):
     @property
     def anchor(self) -> str:
         """The anchor of the environment's play after its last action."""
-        return self._last_answer.anchor or ""
+        return self._last_result.anchor or ""
 
     def legal_actions(self) -> Sequence[str]:
         """Return the legal actions of the environment's play."""
@@ -431,8 +434,8 @@ class WholePlay(SlowPlay):
 
 
 def new_play(environment: Environment, task: Task, episode: int) -> Play:
-    """Create a play in the environment's call mode. A play of a fast environment has begun when it
-    is returned; any other one waits for its first call.
+    """Create a play in the environment's call mode. The play of an environment called "at_once" has
+    begun when it is returned; any other play waits for its first call.
     """
     if component_of(environment, task.member).called == "at_once":
         return environment.begin(task, episode)
@@ -551,5 +554,6 @@ def _type_name(value: Any) -> str:
 
 
 def _size(entry: dict[str, Any]) -> int:
-    """Return the length of an entry in the text, without the braces and with a comma."""
+    """Return the number of characters that an entry adds to the text of an info."""
+    # Without the two braces around this entry, and with the comma after it.
     return len(msgspec.json.encode(entry).decode()) - 1

@@ -58,20 +58,20 @@ NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
 the 256 after them held out.
 """
 MAX_TURNS = 32
-"""Number of steps of an episode of a class without `max_turns`."""
+"""Largest number of steps of an episode of a class without `max_turns`."""
 SPLITS: tuple[Split, Split] = ("train", "heldout")
 
 INVALID = "invalid"
 """Observation after a refused action, in an environment with a closed vocabulary."""
 _NO_ACTION = "No action was found: write one between <action> and </action>."
 _MOST_ANCHOR_CHARS = 200
-"""Number of characters above which an anchor is replaced by its digest."""
+"""Largest number of characters of an anchor; a longer one is replaced by its digest."""
 _MOST_SHOWN = 20
-"""Largest number of legal actions that the refusal of another action lists."""
+"""Largest number of legal actions that are listed when another action is refused."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 """Address in memory, as the default text of objects and functions has it."""
 _OWN_KEYS = ("is_valid", "tool_answers")
-"""Keys of `info` with a meaning of their own, which the record of a turn stores in other fields."""
+"""Keys of `info` that the record of a turn stores in fields of their own."""
 _ORDER = "observation, reward, terminated[, truncated, info]"
 """Order of the values that `step` returns, for errors."""
 _RESET = ("seed", "task", "episode")
@@ -122,6 +122,10 @@ class ResetStepPlay(SlowPlay):
         """The last observation."""
         return self.history[-1][1] if self.history else self._observation
 
+    def own_last(self) -> str:
+        """Return the last observation in the class's own words."""
+        return self.last if self.exchange is None else self.exchange.to_own(self.last)
+
     def own_history(self) -> list[tuple[str, str]]:
         """Return `history` in the class's own words."""
         if self.exchange is None:
@@ -132,7 +136,7 @@ class ResetStepPlay(SlowPlay):
     @property
     def anchor(self) -> str:
         """The class's own `anchor`, or the last observation; a digest of it if it is long."""
-        text = self.last if self._last_answer.anchor is None else self._last_answer.anchor
+        text = self.last if self._last_result.anchor is None else self._last_result.anchor
         return text if len(text) <= _MOST_ANCHOR_CHARS else blake2s(text.encode()).hexdigest()
 
     def legal_actions(self) -> Sequence[str]:
@@ -143,14 +147,14 @@ class ResetStepPlay(SlowPlay):
             return ()
         if self.legal_pattern is not None:
             return matching_texts(self.legal_pattern, self._environment.facts.words)
-        return self._last_answer.legal_actions or ()
+        return self._last_result.legal_actions or ()
 
     @property
     def legal_pattern(self) -> str | None:
         """The regular expression that the class's legal actions match now; `None` if it declares
         none.
         """
-        return self._last_answer.legal_pattern
+        return self._last_result.legal_pattern
 
     def next_call(self) -> Call | None:
         """Return the call that the play waits for; its result is shown to the listener first."""
@@ -170,19 +174,19 @@ class ResetStepPlay(SlowPlay):
         self.history.append((action, refusal))
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
 
-    def _begun(self, answered: MethodResult) -> None:
-        super()._begun(answered)
+    def _begun(self, result: MethodResult) -> None:
+        super()._begun(result)
         self._check_can_go_on()
 
-    def _stepped(self, action: str, answered: MethodResult) -> Outcome:
-        self.history.append((action, answered.outcome.observation))
-        outcome = super()._stepped(action, answered)
+    def _stepped(self, action: str, result: MethodResult) -> Outcome:
+        self.history.append((action, result.outcome.observation))
+        outcome = super()._stepped(action, result)
         self._check_can_go_on()
         return outcome
 
     def _check_can_go_on(self) -> None:
         """Raise a `CallFault` if the class lists no action for the next turn of an episode."""
-        if not self.is_done and self._last_answer.legal_actions == ():
+        if not self.is_done and self._last_result.legal_actions == ():
             kind = self._environment.kind
             raise CallFault(
                 f"{self._where}, turn {self._num_turns + 1}: {kind.__name__}."
@@ -192,7 +196,7 @@ class ResetStepPlay(SlowPlay):
 
     def refusal(self, action: str) -> str:
         """Return why an action is not passed to `step`; "" if it is."""
-        legal, pattern = self._last_answer.legal_actions or (), self.legal_pattern
+        legal, pattern = self._last_result.legal_actions or (), self.legal_pattern
         if pattern is not None:
             is_legal = re.fullmatch(pattern, action) is not None
         else:
@@ -210,16 +214,16 @@ class ResetStepPlay(SlowPlay):
 
 
 def _show_and_take(
-    listener: Callable[[Call, MethodResult], None], call: Call, answered: MethodResult
+    listener: Callable[[Call, MethodResult], None], call: Call, result: MethodResult
 ) -> Outcome | None:
     """Show a call and its result to a listener, and hand the result to the play."""
-    listener(call, answered)
-    return call.take(answered)
+    listener(call, result)
+    return call.take(result)
 
 
 class UserObject(Callee):
-    """Hold an object of a user's class. The first call creates it, as a constructor may be as slow
-    as a step.
+    """Hold an object of a user's class. The first call creates the object, because a constructor
+    may be as slow as a step.
 
     The object is closed exactly once:
 
@@ -259,7 +263,7 @@ class UserObject(Callee):
             raise
         if self._is_over:
             self._close_unless_async()
-        return self._checked_answer(request, value)
+        return self._checked_result(request, value)
 
     async def _perform_async(self, request: Request) -> MethodResult:
         """Make a call whose method is a coroutine function."""
@@ -272,7 +276,7 @@ class UserObject(Callee):
             raise
         if self._is_over:
             await self._close_left()
-        return self._checked_answer(request, value)
+        return self._checked_result(request, value)
 
     def late_close(self) -> Callable[[], Any] | None:
         """Return a coroutine function that closes the object, if the last call has left it open;
@@ -291,7 +295,7 @@ class UserObject(Callee):
             self._close_object()
 
     def _call(self, request: Request) -> Any:
-        """Make the call itself; create the object first, if there is none."""
+        """Call the user's method; create the object first, if there is none."""
         if request.method == "close":
             self._is_over = True
             return self._close_object()
@@ -304,9 +308,10 @@ class UserObject(Callee):
             self._check_still_legal(request)
             shown, exchange = request.action, self._exchange
             return self._object.step(exchange.to_own(shown) if exchange is not None else shown)
-        given = request.seed, self.environment.value_of(request.member)
-        more = (request.episode,) if self.environment.wants_episode else ()
-        return self._object.reset(*given, *more)
+        arguments = [request.seed, self.environment.value_of(request.member)]
+        if self.environment.wants_episode:
+            arguments.append(request.episode)
+        return self._object.reset(*arguments)
 
     def _check_still_legal(self, request: Request) -> None:
         """Raise a `CallFault` if an action is not legal any more that was legal after the last
@@ -328,7 +333,7 @@ class UserObject(Callee):
             return None
         return own.close()
 
-    def _checked_answer(self, request: Request, value: Any) -> MethodResult:
+    def _checked_result(self, request: Request, value: Any) -> MethodResult:
         """Check the result of a method, and convert it to plain data."""
         if request.method == "close":
             return MethodResult()
@@ -402,7 +407,7 @@ class UserObject(Callee):
         return text
 
     def _legal_actions(self, place: str) -> tuple[str, ...] | None:
-        """Return the actions that the class lists now; None if it lists none.
+        """Return the actions that the class lists now; None if it has no list of legal actions.
 
         Raises:
             CallFault: the class's `legal_actions` are no list of texts.
@@ -441,7 +446,7 @@ class UserObject(Callee):
 
 
 async def _awaited(value: Any) -> Any:
-    """Return a value, awaited if it can be."""
+    """Return a value or, if it is awaitable, its result."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -461,8 +466,8 @@ def _reset_value(place: str, value: Any) -> str:
 def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, Any]]:
     """Return observation, reward, whether the episode is done, and info from the value of `step`.
 
-    A terminated and a truncated episode are both done: the return has no estimate of the rewards
-    that were cut off.
+    A truncated episode is done, like a terminated one: the rewards that were cut off are not
+    estimated in its return.
 
     Raises:
         CallFault: the value is not `observation, reward, terminated[, truncated, info]`.
@@ -478,8 +483,9 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
             f"{place} must return {_ORDER}, got the four values of old Gym, of which the last is "
             "info: put False as truncated before info, or leave info out"
         )
-    defaults: tuple[Any, ...] = (False, {})
-    truncated, info = *rest, *defaults[len(rest) :]
+    # `truncated` and `info` may be left out.
+    truncated = rest[0] if rest else False
+    info = rest[1] if len(rest) == 2 else {}
     if fault := reward_fault(reward):
         raise CallFault(f"{place} {fault}")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -558,22 +564,22 @@ class _Script:
 
     choose_action: Any
     wants_ended: bool
-    """Whether the script takes the observation that ended the episode before, too: it answers the
-    last action of that episode, and no action follows it."""
+    """Whether the script has a parameter `ended`, for the last observation of the previous episode.
+    No action follows that observation, so the script would not see it otherwise."""
     _play: ResetStepPlay | None = None
+    """Play for which the latest action was chosen."""
 
     def choose(self, play: Play) -> str:
         """Return the next action."""
         assert isinstance(play, ResetStepPlay)
-        before, self._play = self._play, play
-        ended = before.last if before not in (None, play) else ""
-        more = {"ended": ended} if self.wants_ended else {}
-        exchange = play.exchange
-        if exchange is None:
-            action: str = self.choose_action(play.last, **more)
-            return action
-        more = {name: exchange.to_own(text) for name, text in more.items()}
-        return exchange.to_shown(self.choose_action(exchange.to_own(play.last), **more))
+        previous, self._play = self._play, play
+        if not self.wants_ended:
+            action: str = self.choose_action(play.own_last())
+        else:
+            # The first call of an episode gets the last observation of the previous episode.
+            ended = "" if previous is None or previous is play else previous.own_last()
+            action = self.choose_action(play.own_last(), ended=ended)
+        return action if play.exchange is None else play.exchange.to_shown(str(action))
 
 
 def _takes(function: Any, name: str) -> bool:
@@ -586,7 +592,7 @@ def _takes(function: Any, name: str) -> bool:
 def _believed(own: Any, plays: Sequence[Play]) -> Mapping[str, float]:
     """Return the posterior of a user's Bayes filter, which reads the plays' histories."""
     histories = [play.own_history() for play in plays if isinstance(play, ResetStepPlay)]
-    return {str(member): share for member, share in own(histories).items()}
+    return {str(member): probability for member, probability in own(histories).items()}
 
 
 class ResetStep(Environment):
@@ -652,8 +658,8 @@ class ResetStep(Environment):
         return train[member] if member in train else heldout[member]
 
     def seed_of(self, task: Task) -> int:
-        """Return 31 bits from the task's seed and name. The lowest bit is 1 for held-out tasks, so
-        the two splits share no seed.
+        """Return the seed for `reset`: 31 bits, computed from the task's seed and name. The lowest
+        bit is 1 for held-out tasks, so the two splits share no seed.
         """
         mixed = blake2s(f"{task.seed}/{task.member}".encode(), digest_size=8).digest()
         is_heldout = task.member in self.values["heldout"]
@@ -702,16 +708,16 @@ class ResetStep(Environment):
         return ResetStepPlay(self, task, episode)
 
     def script(self, source: random.Random) -> Script | None:
-        """Return `script(source)`, a function from the last observation, and `ended` if it has such
-        a parameter, to the next action.
+        """Return a script that calls the function which the class's `script(source)` returns. The
+        function maps the last observation to the next action; see `_Script` for `ended`.
 
         Raises:
             ConfigError: the class's `script` returns something else.
         """
         choose = self._optional("script", None, source)
         if choose is not None and not callable(choose):
-            wanted = "a function from the last observation to the next action, or None"
-            raise self._wrong_result("script(source)", wanted, choose)
+            expected = "a function from the last observation to the next action, or None"
+            raise self._wrong_result("script(source)", expected, choose)
         return None if choose is None else _Script(choose, _takes(choose, "ended"))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
@@ -733,7 +739,7 @@ class ResetStep(Environment):
         return None if own is None else partial(_believed, own)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return the class's known values, if it has some.
+        """Return the returns that the class declares as known; {} if it declares none.
 
         Raises:
             ConfigError: the class's `references` are no numbers by name.
@@ -746,8 +752,8 @@ class ResetStep(Environment):
         for name, values in own.items():
             found = tuple(values) if isinstance(values, Iterable) else (values,)
             if len(found) != num_episodes or not all(map(is_finite, found)):
-                wanted = f"{num_episodes} numbers, one per episode"
-                raise self._wrong_result(f"{call}[{name!r}]", wanted, values)
+                expected = f"{num_episodes} numbers, one per episode"
+                raise self._wrong_result(f"{call}[{name!r}]", expected, values)
             known[str(name)] = tuple(map(float, found))  # NumPy's become plain ones
         return known
 
@@ -783,14 +789,14 @@ class ResetStep(Environment):
         if not hasattr(self.kind, name):
             return default
         found = getattr(self._declaring_object, name)
-        if found is None:  # a subclass that does not want the part of its base class
+        if found is None:  # a subclass sets a part of its base class to None to be without it
             return default
         return found(*given) if callable(found) else found
 
     @cached_property
     def _declaring_object(self) -> Any:
         """Object whose optional attributes and methods are read; it plays no episode."""
-        # It is never closed: it had no `reset`, on which `close` may rely.
+        # The object is never closed, because its `close` may rely on a `reset` before it.
         return self.make()
 
     def _check_methods(self) -> None:
@@ -805,29 +811,35 @@ class ResetStep(Environment):
             if hasattr(self.kind, part):
                 self._check_takes(part, names)
 
-    def _check_takes(self, method: str, *wanted: tuple[str, ...]) -> None:
-        """Check that a method can be called with the arguments of one of `wanted`.
+    def _check_takes(self, method: str, *parameter_lists: tuple[str, ...]) -> None:
+        """Check that a method can be called with the arguments that a trial passes.
+
+        Args:
+            parameter_lists: Possible lists of the method's parameters, without `self`. Only `reset`
+                has two: without and with `episode`.
 
         Raises:
-            ConfigError: the method cannot; the message has the signature to write.
+            ConfigError: the method cannot be called so; the message has the signature to write.
         """
         own = getattr(self.kind, method)
         if not inspect.isfunction(inspect.getattr_static(self.kind, method, None)):
             return  # a static method, or a callable object: a wrong call raises its own error
         signature = inspect.signature(own)
-        names = wanted[-1] if method == "reset" and self.wants_episode else wanted[0]
-        given = [*signature.parameters][1:]  # without `self`, which may have been forgotten
-        # A parameter that has the name of another one, as in `reset(self, task, seed)`.
+        is_longer = method == "reset" and self.wants_episode
+        names = parameter_lists[-1] if is_longer else parameter_lists[0]
+        declared = [*signature.parameters][1:]  # without `self`, which may have been forgotten
+        # Whether a parameter has the name of another one, as in `reset(self, task, seed)`.
         is_swapped = any(
-            one != other and one in wanted[-1] for one, other in zip(given, names, strict=False)
+            own_name != name and own_name in parameter_lists[-1]
+            for own_name, name in zip(declared, names, strict=False)
         )
-        # Any object stands for an instance, and a name for each argument: nothing is called.
+        # `bind` calls nothing, so any object serves as the instance, and a name as each argument.
         try:
             if is_swapped:
                 raise TypeError
             signature.bind(self, *names)
         except TypeError:
-            line = " or ".join(f"def {method}(self, {', '.join(each)})" for each in wanted)
+            line = " or ".join(f"def {method}(self, {', '.join(each)})" for each in parameter_lists)
             raise ConfigError(
                 f"environment {self._name!r}: {method}{signature} of {self.kind.__name__} must be "
                 f"{line}{place_of(own)}"
@@ -837,10 +849,11 @@ class ResetStep(Environment):
         """Check that no attribute has the misspelt name of an optional part.
 
         Raises:
-            ConfigError: an attribute has, and neither the class nor its module reads it.
+            ConfigError: an attribute has such a name, and neither the class nor its module reads
+                it.
         """
-        # Without this check a misspelt part would go unnoticed. For example, without
-        # `legal_actions` any text is an action.
+        # Without this check a misspelt part would be ignored silently. If it was `legal_actions`,
+        # any text would be an action.
         for name, meant in _misspelt_parts(self.kind):
             raise ConfigError(
                 f"environment {self._name!r}: nothing reads {self.kind.__name__}.{name} (did you "
@@ -855,8 +868,8 @@ class ResetStep(Environment):
         return value
 
     def _number(self, name: str, default: float | None) -> Any:
-        """Return a declared number; raise a `ConfigError` if it is none. A default of None may be
-        declared too.
+        """Return a declared number; raise a `ConfigError` if it is none. If the default is None,
+        the class may declare None too.
         """
         value = getattr(self.kind, name, default)
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -866,20 +879,20 @@ class ResetStep(Environment):
             )
         return value
 
-    def _wrong(self, name: str, wanted: str, value: Any, cure: str = "") -> ConfigError:
+    def _wrong(self, name: str, expected: str, value: Any, cure: str = "") -> ConfigError:
         """Return the error about a part that is declared with a value of another type."""
         got = f"{value!r:.60}"
         if callable(value) or isinstance(value, property | cached_property):
             got = f"a method: the class itself is read, so write `{name} = ...` with the value"
         return ConfigError(
-            f"environment {self._name!r}: `{name}` must be {wanted}, got {got}{cure}"
+            f"environment {self._name!r}: `{name}` must be {expected}, got {got}{cure}"
             f"{place_of(self.kind)}"
         )
 
-    def _wrong_result(self, call: str, wanted: str, value: Any) -> ConfigError:
+    def _wrong_result(self, call: str, expected: str, value: Any) -> ConfigError:
         """Return the error about the result of a method of the class."""
         got = f"{value!r:.60}"
-        return ConfigError(f"environment {self._name!r}: {call} must be {wanted}, got {got}")
+        return ConfigError(f"environment {self._name!r}: {call} must be {expected}, got {got}")
 
     def _checked_words(self, words: Any) -> tuple[str, ...]:
         """Return the declared words; raise a `ConfigError` if they are no words."""

@@ -95,7 +95,7 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
         "  <|user|> episode 1 room 1<|assistant|><action>",
         "  random   +",
         "  win-stay +",
-        "8 held-out tasks compared with 19 trained ones: each hides something that none",
+        "8 held-out tasks compared with 19 trained ones: each hides something that no trained task",
         "ready: ",
     ):
         assert part in said
@@ -268,7 +268,7 @@ def test_a_pattern_is_played_and_judged_like_the_list_of_its_actions(
             for each in said.values()
         ]
         assert lines[0] == lines[1] != []
-    assert "each hides something that none of those does" in said["Pattern"]
+    assert "each hides something that no trained task hides" in said["Pattern"]
     assert "words lists gold more than once" in said["Pattern"]
     # `mage train` decides by the same trials whether that player is cloned.
     config = config_file.load(config_file.find(None), ["environment.name=recipes:Listed"])

@@ -348,7 +348,7 @@ class _Play:
 
         if self._listener is not None and self._environment is not None:
             try:
-                check_vocabulary(self._name, self._environment, self._listener.strange)
+                check_vocabulary(self._name, self._environment, self._listener.undeclared)
             except ConfigError as fault:
                 self.faults.append(str(fault))
 
