@@ -283,7 +283,8 @@ class AgentRun:
             )
         reward = value.outcome.reward
         facts = component_of(self._environment, self._task.member).facts
-        # The 0 of a conversation that has outgrown its context may lie below `min_return`.
+        # An episode that failed because its conversation outgrew the context earns 0, which may lie
+        # below `min_return`.
         if not facts.allows(reward) and (reward or not self._session.length_error):
             wrong = (
                 f"must return a reward from min_return = {facts.min_return:g} to max_return = "
@@ -405,7 +406,7 @@ class AgentRun:
         return CallFault(f"{self.place()} made more than {what}", kind="too many calls")
 
     def _wait_on(self, lineage: _Lineage) -> None:
-        """Note that a call on a lineage waits for its completion."""
+        """Mark a lineage as busy: a call on it waits for its completion."""
         lineage.is_busy = True
         if lineage.number < 0:
             self._new_lineages.add(lineage)
@@ -459,14 +460,14 @@ class AgentRun:
                 (each for each in pending.policy_call.stops if each in shown), key=shown.find
             )
             shown = shown.partition(stop)[0]
-        # A call that thinking quotes is not made.
+        # A tool call that is only quoted inside thinking is not made.
         without_thinking = outside_thinking(self._chat.opened_thinking(completion) + shown)
         calls = parse_calls(without_thinking) if pending.policy_call.tools else []
-        read = tuple(
+        well_formed = tuple(
             (call.name, json.dumps(call.arguments)) for call in calls if isinstance(call, ToolCall)
         )
         is_valid = not any(isinstance(call, InvalidCall) for call in calls)
-        is_call = bool(read) and is_valid
+        is_call = bool(well_formed) and is_valid
         # An answer that was cut before its first call was complete may not look like a call yet.
         is_valid = is_call if pending.policy_call.must_call else is_valid
         num_tags = without_thinking.count("<tool_call>")
@@ -474,7 +475,7 @@ class AgentRun:
         if is_call and not num_tags:
             text = ""  # Llama's form: the whole text is the call
         self._add_turn(pending, completion, shown, is_valid=is_valid)
-        answer = Message("assistant", text, read if is_call else ())
+        answer = Message("assistant", text, well_formed if is_call else ())
         digest = _next_digest(pending.digest, answer)
         self._answer_ends.setdefault(digest, []).append((lineage, len(lineage.segment.tokens)))
         lineage.is_busy = False
@@ -678,8 +679,8 @@ class AgentRun:
 
     def _limit(self, policy_call: PolicyCall) -> int:
         """Return the largest number of tokens of an answer to a call."""
-        most = self._config.sampling.max_tokens
-        return min(policy_call.max_tokens or most, most)
+        limit_of_run = self._config.sampling.max_tokens
+        return min(policy_call.max_tokens or limit_of_run, limit_of_run)
 
     def _cut_in_words(self, policy_call: PolicyCall) -> str:
         """Return a clause for errors: the last answer was cut, and at which limit (`_limit`)."""

@@ -78,14 +78,14 @@ def action_tokens(action: str, chat: ChatFormat, parser: ActionParser) -> Sequen
     """Return the tokens of an action, with a space before it, and of the tag that ends it.
 
     Raises:
-        EnvironmentFault: the tokens do not read as the action.
+        EnvironmentFault: the decoded tokens are not parsed as the same action.
     """
     tokens = chat.encode(f" {action}</{NAMES[Kind.ACT]}>")
-    read = parser.parse(Kind.ACT, chat.decode(tokens))
-    if not action or read != action or chat.holds_special_token(action):
+    parsed = parser.parse(Kind.ACT, chat.decode(tokens))
+    if not action or parsed != action or chat.holds_special_token(action):
         raise EnvironmentFault(
-            f"the legal action {action!r:.100} cannot be written: its tokens read {read!r:.100}. "
-            "Rename it, declare its words, or set sampling.restricted = false"
+            f"the legal action {action!r:.100} cannot be written: its tokens decode to "
+            f"{parsed!r:.100}. Rename it, declare its words, or set sampling.restricted = false"
         )
     return tokens
 
@@ -267,18 +267,13 @@ def _tokenizer(chat: ChatFormat) -> LLTokenizer:
         raise EnvironmentFault(
             "sampling from a pattern or a form of answers needs a model with a tokenizer.json"
         )
-    return LLTokenizer(_as_llguidance_reads(chat.tokenizer_file()))
+    return LLTokenizer(_made_readable(chat.tokenizer_file()))
 
 
-def _as_llguidance_reads(tokenizer_file: str) -> str:
-    """Return a tokenizer.json of which llguidance reads every token.
-
-    Where two tokens are the same byte, as `>` and `<0x3E>` are in Llama 2's, llguidance consumes
-    only one of them: the one that is named by its number becomes a special token, which is no text.
-    A decoder of the type Metaspace, which llguidance does not know, becomes a sequence that it
-    knows.
-    """
+def _made_readable(tokenizer_file: str) -> str:
+    """Rewrite a tokenizer.json so that llguidance can read each of its tokens."""
     file = json.loads(tokenizer_file)
+    # llguidance does not know the decoder Metaspace, so decoders that it knows replace it.
     if (file["decoder"] or {}).get("type") == "Metaspace":
         space = {"pattern": {"String": file["decoder"]["replacement"]}, "content": " "}
         decoders = [{"type": "Replace"} | space, {"type": "ByteFallback"}, {"type": "Fuse"}]
@@ -288,11 +283,14 @@ def _as_llguidance_reads(tokenizer_file: str) -> str:
     ids = file["model"]["vocab"]
     if isinstance(ids, list):  # of a unigram model, with a score for each token
         ids = {token: number for number, (token, _) in enumerate(ids)}
-    known = {each["content"] for each in file["added_tokens"]}
+    # Two tokens may stand for the same byte, as `>` and `<0x3E>` do in Llama 2's vocabulary, and
+    # llguidance accepts only one of the two. So the one that is named by its number becomes a
+    # special token, which is not part of any text.
+    added = {each["content"] for each in file["added_tokens"]}
     for number in range(128):
         name = f"<0x{number:02X}>"
-        is_double = chr(number) in ids or (number == ord(" ") and "▁" in ids)
-        if is_double and name in ids and name not in known:
+        has_twin = chr(number) in ids or (number == ord(" ") and "▁" in ids)
+        if has_twin and name in ids and name not in added:
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             file["added_tokens"].append({"id": ids[name], "content": name, "special": True} | flags)
     return json.dumps(file)

@@ -28,7 +28,7 @@ _TOOL_ANSWERS = ("MAGETOLDFIRST", "MAGETOLDSECOND")
 """Markers in place of the answers of two tools."""
 
 MOST_NAMED = 8
-"""Largest number of characters that a sentence names."""
+"""Largest number of missing characters that `ChatFormat.lost` names."""
 
 Span = tuple[int, int]
 """First character, and one past the last."""
@@ -142,8 +142,8 @@ class ChatFormat:
         return bool(ids) and ids[-1] in self.stop_tokens
 
     def opened_thinking(self, completion: Completion) -> str:
-        """Return `<think>` before a completion that the limit of tokens has cut, if the template
-        begins each answer with it, as DeepSeek-R1's does; "" otherwise.
+        """Return the `<think>` that the template wrote before a completion, if the completion was
+        cut at the limit of tokens; "" otherwise. DeepSeek-R1's template begins each answer with it.
 
         A completion that has ended by itself without `</think>` is an answer without thinking.
         """
@@ -232,11 +232,11 @@ class ChatFormat:
         """
         own = list(messages)
         if tools and not self._can_offer(tools):
-            is_first = own[0]["role"] == "system"
-            before = f"{own[0]['content']}\n\n" if is_first else ""
-            # The description is added to the system message; if there is none (`own[:0]`), it
-            # becomes a system message before all others.
-            own[:is_first] = [{"role": "system", "content": f"{before}{_tools_in_words(tools)}"}]
+            # The description is added to the system message; if there is none, it becomes one.
+            description = _tools_in_words(tools)
+            if own[0]["role"] == "system":
+                description = f"{own.pop(0)['content']}\n\n{description}"
+            own.insert(0, {"role": "system", "content": description})
             tools = ()
         pieces, contents = self._cut(own, tools)
         return encode_between(self._tokenize, pieces, contents, is_first=True)
@@ -299,9 +299,9 @@ class ChatFormat:
         ]
         whole = re.split(r"MAGESAID(\d+)END", self._render(marked, True, tools))
         pieces, numbers = whole[::2], [int(number) for number in whole[1::2]]
-        is_whole = not first or first - 1 in numbers
-        start = numbers.index(first - 1) + 1 if first and is_whole else 0
-        if not is_whole or numbers[start:] != list(range(first, len(messages))):
+        is_start_found = not first or first - 1 in numbers
+        start = numbers.index(first - 1) + 1 if first and is_start_found else 0
+        if not is_start_found or numbers[start:] != list(range(first, len(messages))):
             raise PolicyError(
                 "the chat template drops or repeats a message of this conversation: send only "
                 "roles that it writes"
@@ -320,13 +320,17 @@ class ChatFormat:
 
     def _encode_answer(self, text: str) -> tuple[int, ...]:
         """Return the ids of the beginning of the assistant's turn, as `encode`."""
-        start, stop = (self._tokenize(self._tail).specials or ((0, 0),))[-1]
-        if text and stop == len(self._tail):
-            # A tokenizer may add a space behind a special token too.
+        if not text:
+            return ()
+        specials = self._tokenize(self._tail).specials
+        if specials and specials[-1][1] == len(self._tail):
+            # A tokenizer may add a space behind a special token, so the text is encoded with the
+            # one that ends the template's piece before it.
+            start, stop = specials[-1]
             whole = self._tokenize(self._tail[start:] + text)
             if whole.specials[:1] == ((0, stop - start),):
                 return whole.ids[1:]
-        return self.encode(text) if text else ()
+        return self.encode(text)
 
     def answer(self, last_token: int, forced: str, content: str, prefill: str) -> tuple[int, ...]:
         """Return what follows a completion: the rest of its turn, the next user message, and the
@@ -448,17 +452,18 @@ def encode_between(
         contents: data between the pieces.
         is_first: whether nothing is before the text.
     """
-    text, wanted = _joined(tokenize, fixed, contents)
+    text, of_template = _joined(tokenize, fixed, contents)
     found = tokenize(text)
-    if _are_the_same(found.specials, wanted):
+    if _are_the_same(found.specials, of_template):
         return found.first if is_first and found.first is not None else found.ids
-    ends = [start for start, _ in wanted[1:]] + [len(text)]
-    before = text[: wanted[0][0] if wanted else len(text)]
-    kept = list(encode_as_data(tokenize, before, is_first=is_first))
-    for (start, stop), end in zip(wanted, ends, strict=False):
-        kept += tokenize(text[start:stop]).ids
-        kept += encode_as_data(tokenize, text[stop:end], after=text[start:stop])
-    return tuple(kept)
+    # The template's special tokens are encoded one by one, and the text after each one as data.
+    before = text[: of_template[0][0] if of_template else len(text)]
+    ids = list(encode_as_data(tokenize, before, is_first=is_first))
+    ends = [start for start, _ in of_template[1:]] + [len(text)]
+    for (start, stop), end in zip(of_template, ends, strict=False):
+        ids += tokenize(text[start:stop]).ids
+        ids += encode_as_data(tokenize, text[stop:end], after=text[start:stop])
+    return tuple(ids)
 
 
 def encode_as_data(
@@ -503,11 +508,11 @@ def _joined(
     return text, spans
 
 
-def _are_the_same(found: Sequence[Span], wanted: Sequence[Span]) -> bool:
-    """Return whether the special tokens found are those of the template. The span of one may extend
-    over white space of the data next to it.
+def _are_the_same(found: Sequence[Span], of_template: Sequence[Span]) -> bool:
+    """Return whether the special tokens found in a text are those of the template. A span that is
+    found may extend over white space of the data next to it.
     """
-    pairs = zip(found, wanted, strict=False)
-    return len(found) == len(wanted) and all(
+    pairs = zip(found, of_template, strict=False)
+    return len(found) == len(of_template) and all(
         each[0] <= own[0] and each[1] >= own[1] for each, own in pairs
     )

@@ -75,7 +75,7 @@ class Contexts:
     ) -> None:
         self._config, self._chat, self._transcript = config, chat, transcript
         self._legal_actions = legal_actions
-        self._kept_tokens, self._share_ends_at = 0, math.inf
+        self._reserved_tokens, self._share_ends_at = 0, math.inf
         """Used if contexts are not compacted: number of tokens reserved for messages after the
         episode, and length of the context at which the episode has used up its share."""
         self._unanswered = "", ""
@@ -90,10 +90,10 @@ class Contexts:
         Args:
             outcome: the environment's words since the agent's last action, if the observation does
                 not hold them.
-            notes: the agent's notes, which stand for the previous context; "" for none.
+            notes: the agent's notes, which replace the previous context; "" for none.
         """
         opening = partial(self._opening, outcome, observation, turn)
-        fitting = self._fitting(notes, opening, turn)
+        fitting = self._shortened_to_fit(notes, opening, turn)
         self._messages.clear()
         return self._send(self._transcript.open, opening(fitting), observation, turn)
 
@@ -168,16 +168,16 @@ class Contexts:
                 assumed to be as long.
             num_left: episodes of the trial that are still to be played, this one included.
         """
-        config, self._kept_tokens, self._share_ends_at = self._config, 0, math.inf
+        config, self._reserved_tokens, self._share_ends_at = self._config, 0, math.inf
         if config.reflects:
             request = len(self._chat.encode(config.prompts.reflect))
-            self._kept_tokens += config.max_reflection_tokens + request
+            self._reserved_tokens += config.max_reflection_tokens + request
         if config.keeps_history:
             beginning = config.prompts.beginning(episode + 1, observation)
             if config.strategy != "none":
                 beginning = f"{beginning} {config.prompts.strategy}"
             message = len(self._chat.encode(beginning)) + TEMPLATE_TOKENS
-            self._kept_tokens += (num_left - 1) * message
+            self._reserved_tokens += (num_left - 1) * message
 
     def limit_episode(self, num_left: int) -> None:
         """Set the length beyond which `is_full_with` returns True in the episode that has begun, so
@@ -201,7 +201,7 @@ class Contexts:
         config = self._config
         message = f"{outcome} {config.prompts.reflect}"
         length = self._transcript.length_with(message, Kind.REFLECT)
-        is_full = 0 < config.max_tokens < length + self._kept_tokens
+        is_full = 0 < config.max_tokens < length + self._reserved_tokens
         return config.prompts.reflect if is_full else message
 
     def _send(
@@ -216,8 +216,10 @@ class Contexts:
         text, kind = self._with_request(message, turn)
         send(text, kind)
         if self._config.compaction == "truncation":
-            stop, (text, _) = self._transcript.num_tokens, self._with_request(observation, turn)
-            self._messages.append(_Message(stop, turn.episode, text, kind))
+            # A later context may begin with the observation alone, without the rest of the message.
+            shortened, _ = self._with_request(observation, turn)
+            stop = self._transcript.num_tokens
+            self._messages.append(_Message(stop, turn.episode, shortened, kind))
         return kind
 
     def _with_request(self, message: str, turn: NextTurn) -> tuple[str, Kind]:
@@ -255,11 +257,10 @@ class Contexts:
         opening = self._config.prompts.opening
         return opening(turn.episode, observation, turn.remarks, notes, outcome)
 
-    def _fitting(self, notes: str, opening: Callable[[str], str], turn: NextTurn) -> str:
-        """Return notes, without their last words if a context that begins with all of them has no
-        room for the next turn.
-
-        The encoding of notes in a message may have more tokens than the agent sampled.
+    def _shortened_to_fit(self, notes: str, opening: Callable[[str], str], turn: NextTurn) -> str:
+        """Return notes, shortened at their end if a context that begins with all of them has no
+        room for the next turn. This happens because notes in a message may be encoded as more
+        tokens than the agent sampled.
 
         Args:
             opening: returns the message that begins a context with some notes.
@@ -286,7 +287,9 @@ class Contexts:
             return config.room - self._turn_tokens() - self._tokens_to_write_notes()
         if not config.max_tokens:
             return math.inf
-        return min(self._share_ends_at, config.max_tokens - self._kept_tokens - self._turn_tokens())
+        return min(
+            self._share_ends_at, config.max_tokens - self._reserved_tokens - self._turn_tokens()
+        )
 
     def _tokens_alone(self, outcome: str, observation: str, turn: NextTurn) -> int:
         """Return the tokens of a context that begins with an observation, without notes."""

@@ -134,7 +134,8 @@ class TwoSidedRun:
     """Play both sides of a trial; base class. It has the interface of `TrialRun`, and yields the
     prompts of both sides.
 
-    Environments with duels are never slow: `next_call` asks the agent's trial, which has no call.
+    Environments with duels are never slow, so `next_call` returns None: the agent's trial has no
+    call.
 
     Args:
         version: of the past policy on the other side; `None`: the policy itself.

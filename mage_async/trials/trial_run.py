@@ -57,7 +57,7 @@ from mage_async.trials.trial_config import TrialConfig
 
 @dataclass(slots=True)
 class Counts:
-    """Count over a trial; the fields of `Trial` with the same names describe the counts."""
+    """Hold the counters of a trial; `Trial` describes them, in fields of the same names."""
 
     num_prompt_tokens: int = 0
     num_reused_tokens: int = 0
@@ -224,12 +224,16 @@ class TrialRun:
         """Receive the completion of the last prompt, and pass its action to the environment."""
         self._counts.add(completion, self._transcript.num_tokens)
         start, text = self._transcript.receive(completion)
-        take = self._act if self.kind is Kind.ACT else self._record_remark
-        take(start, completion, text)
+        if self.kind is Kind.ACT:
+            self._act(start, completion, text)
+        else:
+            self._record_remark(start, completion, text)
 
     @property
     def play(self) -> Play:
-        """The environment's own play of this episode, without a slow one's wrapper; for scripts."""
+        """The environment's play of the current episode, without the wrapper of a slow environment;
+        scripts read it.
+        """
         return own_play(self._play)
 
     @property
@@ -333,14 +337,14 @@ class TrialRun:
             return
         done = [turn.action for turn in self._turns if turn.is_act_of(self.episode)]
         with environment_code(self._task, self._turn_name(), "the adviser "):
-            wanted = self._adviser.action(self.play, self.episode, done)
-            if not isinstance(wanted, str | None):
-                raise EnvironmentFault(f"the adviser must return an action, got {wanted!r:.60}")
-        if wanted is not None:
+            advised = self._adviser.action(self.play, self.episode, done)
+            if not isinstance(advised, str | None):
+                raise EnvironmentFault(f"the adviser must return an action, got {advised!r:.60}")
+        if advised is not None:
             tokens, parser = completion.tokens.tolist(), self._config.parser
-            alternative = Alternative(len(self._turns), wanted)
+            alternative = Alternative(len(self._turns), advised)
             self._alternatives.append(
-                placed(alternative, start, tokens, action, self._chat, parser)
+                with_first_difference(alternative, start, tokens, action, self._chat, parser)
             )
 
     def observe(self, outcome: Outcome) -> None:
@@ -363,7 +367,8 @@ class TrialRun:
         )
         self._index_in_episode += 1
         is_last = self._index_in_episode == self._config.max_turns
-        # A strategy is requested by a user message; the tools' answers are part of its text then.
+        # A strategy is requested in a user message. This message has the observation, and thus the
+        # texts of all tool answers, so they are not sent as messages of their own.
         answers = () if self._wants_strategy() else outcome.tool_answers
         turn = self._next_turn()
         if outcome.is_done or is_last or not self._episodes_left(self.episode):
@@ -470,8 +475,8 @@ class TrialRun:
         message = f"{last_message} {beginning}".strip()
         if not contexts.is_full_with(message, turn):
             self.kind = contexts.append(message, observation, turn)
-        # If the outcome of the last action does not fit beside the first observation, it is left
-        # out: of the current context, or of the new one.
+        # If there is no room for both the outcome of the last action and the first observation, the
+        # outcome is left out: of the current context, or of the new one.
         elif config.compaction == "none":
             self.kind = contexts.append(beginning, observation, turn)
         elif not (self._compact(last_message, observation) or self._compact("", observation)):
@@ -517,8 +522,8 @@ class TrialRun:
         if self.kind is Kind.REFLECT:
             index = 0
         elif self.kind is Kind.NOTES:
-            own = ((turn.kind, turn.episode) for turn in self._turns)
-            index = sum(each == (Kind.NOTES, episode) for each in own)
+            earlier = (turn for turn in self._turns if turn.kind is Kind.NOTES)
+            index = sum(turn.episode == episode for turn in earlier)
         return Turn(
             self.kind,
             episode,
@@ -538,7 +543,8 @@ class TrialRun:
         """Return the episode of the next turn: notes before an episode's first action belong to the
         episode before.
         """
-        return self.episode - (self.kind is Kind.NOTES and not self._index_in_episode)
+        looks_back = self.kind is Kind.NOTES and self._index_in_episode == 0
+        return self.episode - 1 if looks_back else self.episode
 
     def _bounded_info(self, info: str) -> str:
         """Return the info, or a note if the trial's record has no room for it."""
@@ -599,7 +605,7 @@ def turn_seed(task_seed: int, trial: int, turn: int) -> int:
     return ((mixed ^ (mixed >> 31)) + turn * 0x94D049BB133111EB) % 2**63
 
 
-# Faults of environments, whose code is other people's, as messages that name the task.
+# Exceptions in an environment's code, which may be a user's, become faults that name the task.
 
 
 @contextmanager
@@ -643,7 +649,7 @@ def _outcome_fault(outcome: Outcome) -> str | None:
 # a replay of the journal needs the environment or the adviser.
 
 
-def placed(
+def with_first_difference(
     alternative: Alternative,
     start: int,
     tokens: Sequence[int],
@@ -651,25 +657,26 @@ def placed(
     chat: ChatFormat,
     parser: ActionParser,
 ) -> Alternative:
-    """Return an alternative with the first token in which the completion would differ if its action
-    replaced the sampled one. It stays as it is if there is no such token, or if the completion's
-    text does not begin with the sampled action.
+    """Return an alternative with the position and id of the first token in which the completion
+    would differ if the advised action replaced the sampled one. The alternative stays as it is if
+    there is no such token, or if the completion's text does not begin with the sampled action.
 
     Args:
         start: where the completion begins in its segment.
         tokens: tokens of the completion.
         action: the action that was parsed from the completion.
     """
-    wanted, first = alternative.action, _first_of_action(tokens, chat, parser)
+    advised, first = alternative.action, _first_of_action(tokens, chat, parser)
     text = chat.decode(tokens[first:])
     stripped = text.lstrip()
-    if wanted == action or not action or not stripped.startswith(action):
+    if advised == action or not action or not stripped.startswith(action):
         return alternative
     lead = text[: len(text) - len(stripped)]  # keeps the space before the action
     closing = "" if parser.has_tools else f"</{NAMES[Kind.ACT]}>"
-    instead = chat.encode(f"{lead}{wanted}{closing}")
-    for place, (own, other) in enumerate(zip(tokens[first:], instead, strict=False), first):
-        if own != other:
+    replacement = chat.encode(f"{lead}{advised}{closing}")
+    pairs = zip(tokens[first:], replacement, strict=False)
+    for place, (sampled, other) in enumerate(pairs, first):
+        if sampled != other:
             return replace(alternative, place=start + place, token=other)
     return alternative
 

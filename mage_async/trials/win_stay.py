@@ -35,8 +35,8 @@ Pay = Literal["reward", "return"]
 NUM_COMPARED = 64
 """Number of trials by which a rule is compared with the others."""
 LEAST_COMPARED = NUM_COMPARED // 2
-"""Number of trials below which no rule is found: the best of ten rules in a few trials of luck
-beats chance."""
+"""Smallest number of trials of each player from which a rule is chosen: in fewer trials, the best
+of ten rules would beat random play by luck alone."""
 NUM_PLAYED = NUM_COMPARED * (1 + len(get_args(Place)) * len(get_args(Pay)))
 """Number of trials that are played to find the best rule, those of random play included."""
 
@@ -205,41 +205,46 @@ class Comparison(NamedTuple):
         """Whether the rule is worth cloning: it beats chance, and clearly earns more in its last
         episode than in its first.
 
-        A rule that gains nothing teaches no looking back, and may leave nothing to explore: with
-        two actions, a policy that was cloned from such a rule began with an entropy of 0.02 nats.
+        A rule that gains nothing over its episodes does not teach a policy to look at earlier
+        episodes, and may leave it nothing to explore: with two actions, a policy that was cloned
+        from such a rule began with an entropy of 0.02 nats.
         """
         return self.beats_chance and (self.gain is None or _is_clear(self.gain))
 
     def sentence(self, units: float) -> str:
         """Return the comparison as a sentence for people, with returns per unit."""
-        shown = (self.by_rule, self.by_random, self.gain or self.lead)
-        known = [(mean / units, half / units) for mean, half in shown]
-        digits = num_decimals(mean for mean, _ in known[:2])
-        # If all returns are equal, perhaps by chance, their spread cannot be estimated.
-        rule, chance, gain = (
-            f"{mean:+.{digits}f} ±{f'{half:.{digits}f}' if half else '?'}" for mean, half in known
-        )
+        digits = num_decimals(mean / units for mean, _ in (self.by_rule, self.by_random))
+
+        def per_unit(interval: tuple[float, float]) -> str:
+            mean, half_width = interval
+            # If all returns are equal, perhaps by chance, their spread cannot be estimated.
+            spread = f"{half_width / units:.{digits}f}" if half_width else "?"
+            return f"{mean / units:+.{digits}f} ±{spread}"
+
         verdict = "more" if self.beats_chance else "not clearly more"
-        is_idle = self.beats_chance and not self.is_better
-        return (
-            f"a player that repeats what paid earns {rule} in the last episode of {self.num_tasks} "
-            f"training tasks, {verdict} than random play with {chance}"
-            f"{f', but not clearly more than in its first: {gain}' if is_idle else ''}"
+        text = (
+            f"a player that repeats what paid earns {per_unit(self.by_rule)} in the last episode "
+            f"of {self.num_tasks} training tasks, {verdict} than random play with "
+            f"{per_unit(self.by_random)}"
         )
+        if self.beats_chance and not self.is_better and self.gain is not None:
+            text += f", but not clearly more than in its first: {per_unit(self.gain)}"
+        return text
 
 
 def _is_clear(difference: tuple[float, float]) -> bool:
+    """Return whether a mean is above 0 by more than `SURE` standard errors."""
     mean, half_width = difference
     return mean > SURE * half_width / 1.96
 
 
 def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
-    """Return the rule whose last episodes earn most, of those worth cloning if there are any;
-    `None` if one of the players plays fewer than `LEAST_COMPARED` trials.
+    """Return the rule that earns most in its last episodes; rules worth cloning (`is_better`) come
+    before all others. Returns None if one of the players plays fewer than `LEAST_COMPARED` trials.
 
     Args:
-        play: plays up to `NUM_COMPARED` trials of a player, of different `index`, on the same tasks
-            in each call: fewer if trials fail or take too long.
+        play: plays up to `NUM_COMPARED` trials of a player, fewer if trials fail or take too long.
+            Each call plays the same tasks, and trials of one call have different `index`.
     """
     by_random = list(play(random_play))
     if len(by_random) < LEAST_COMPARED:

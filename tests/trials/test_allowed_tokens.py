@@ -60,7 +60,7 @@ def test_a_word_of_the_game_is_one_choice(chat: ChatFormat) -> None:
 
 @pytest.mark.parametrize("action", ["", " rock", "rock ", "a</action>b", "<|user|>", "<think>no"])
 def test_an_action_that_cannot_be_written_is_named(chat: ChatFormat, action: str) -> None:
-    with pytest.raises(EnvironmentFault, match="cannot be written: its tokens read") as fault:
+    with pytest.raises(EnvironmentFault, match="cannot be written: its tokens decode to") as fault:
         restriction_of(Play("rock", action), chat, BOTH)
     assert repr(action) in str(fault.value)
 

@@ -22,7 +22,7 @@ from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import begin_trial
 from mage_async.trials.trial_config import TrialConfig
-from mage_async.trials.trial_run import TrialRun, TrialStart, placed
+from mage_async.trials.trial_run import TrialRun, TrialStart, with_first_difference
 
 CONFIG = config_file.load(config_file.find(None), ["transcript.max_reflection_tokens=6"])
 RPS = environment_of(CONFIG)
@@ -107,7 +107,7 @@ def test_they_part_at_the_first_token_that_differs_behind_the_tag(
     token: str | None,
 ) -> None:
     step, said = Alternative(4, wanted), chat.encode(before + rest)
-    found = placed(step, 100, said, action, chat, ActionParser(forced))
+    found = with_first_difference(step, 100, said, action, chat, ActionParser(forced))
     if token is not None:
         step = replace(step, place=100 + len(chat.encode(before)), token=chat.encode(token)[0])
     assert found == step
