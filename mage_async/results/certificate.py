@@ -102,11 +102,11 @@ COMPARED_IN_WORDS = {
     "swapped": "a swapped task",
     ALL: "the mean of its first episode and the controls",
 }
-"""Words for each of the compared figures, in the sentence of a certificate."""
+"""What the last episode is compared with, in the words of a certificate's sentence."""
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """Hold the verdict about a model on a set of tasks, and the figures that it follows from."""
+    """Hold the verdict about a model on a set of tasks, and the numbers that it follows from."""
 
     verdict: Verdict
     sentence: str
@@ -226,9 +226,8 @@ def _needed(
     to_adapt = [_size(each.mean, each.spread, low) for each in found.values()]
     to_refuse = [_size(margin - each.mean, each.spread, high) for each in found.values()]
     # "Adapts" needs enough tasks for every difference, "does not adapt" only for one of them.
-    sizes = [*([max(to_adapt)] if all(map(math.isfinite, to_adapt)) else []), min(to_refuse)]
-    best = min(sizes)
-    return math.ceil(best) if math.isfinite(best) else None
+    fewest = min(max(to_adapt), min(to_refuse))
+    return math.ceil(fewest) if math.isfinite(fewest) else None
 
 
 def _size(distance: float, spread: float, quantile: float) -> float:
@@ -292,12 +291,12 @@ def _sentence(
             )
     if too_few := too_few_members(num_members):
         return f"cannot be told with these tasks ({len(tasks):,}): {course}; {too_few}"
-    wanted = f"needs about {needs:,} tasks" if needs else "no number of tasks is likely to tell"
-    return f"cannot be told at this size ({size}): {course}; {wanted}"
+    remedy = f"needs about {needs:,} tasks" if needs else "no number of tasks is likely to tell"
+    return f"cannot be told at this size ({size}): {course}; {remedy}"
 
 
 def too_few_members(num_members: int) -> str:
-    """Return why tasks of so few variants certify nothing, and the cure; "" if they are enough."""
+    """Return why so few task variants certify nothing, and the cure; "" if they are enough."""
     if num_members >= LEAST_MEMBERS:
         return ""
     return (

@@ -1,8 +1,9 @@
-"""Measure whether dropped groups bias the tasks that are trained: groups trained ÷ groups started.
+"""Measure whether dropped groups bias the mix of tasks that are trained.
 
 A group that was dropped is not trained. If long groups, or those of one kind, are dropped more
-often than others, the policy is trained on other tasks than the configuration names. The ratio of
-selection is 1 if every group that started was trained; groups in flight are not counted yet.
+often than others, the policy is trained on another mix of tasks than the configuration names. The
+*ratio of selection*, trained groups ÷ started groups, is therefore compared between lengths, kinds
+and tasks. Groups in flight are not counted yet.
 
 `Selection` counts the groups of a run by its lines of metrics.
 """
@@ -204,7 +205,8 @@ class Selection:
         A dropped group is shorter than it would have become, so counting it by the turns that it
         had would count the drops of long groups as drops of short ones. Instead, the hazard of a
         drop is estimated for each number of turns from all groups that reached it (Kaplan and
-        Meier 1958), and a trained group stands for all groups of its length that were started.
+        Meier 1958). Each trained group is weighted by 1 / (estimated probability that a group of
+        its length is not dropped), so that it also represents the dropped groups of its length.
         Dropped groups that were longer than any trained one count as long. Intervals of these
         shares are too narrow if more than half of the groups are dropped.
 
@@ -258,12 +260,13 @@ class Selection:
         if there is only one kind.
         """
         shares = self.by_kind()
+        if len(shares) < 2:
+            return []
         trained = sum(share.trained for share in shares)
         started = sum(share.started for share in shares)
         return [
             (share, contrast(share, Share("", trained - share.trained, started - share.started), z))
             for share in shares
-            if len(shares) > 1
         ]
 
 

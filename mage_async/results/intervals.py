@@ -39,9 +39,9 @@ def half_width(values: Sequence[float], span: float = 0.0) -> float:
     JSON has no NaN, so the half-width of one value is recorded as 0; `halves_of` reads it as NaN.
 
     Args:
-        span: largest difference that two values can have. Equal values have no spread of their own:
-            with 95 %, at most a share `1 - 0.05 ** (1 / n)` of all values differs from n equal
-            ones, by at most `span`.
+        span: largest difference that two values can have. It is used if all n values are equal, so
+            that their spread cannot be estimated: with 95 % confidence, at most a share
+            `1 - 0.05 ** (1 / n)` of further values would differ from them, each by at most `span`.
     """
     if len(values) == 1:
         return 0.0
@@ -59,8 +59,8 @@ def halves_of(score: Mapping[str, Any]) -> Sequence[float]:
 
 
 def half_text(half: float, digits: int, number: int = 2) -> str:
-    """Return a half-width as text, to be written after "±"; "?" if it is unknown: it is NaN, or
-    that of one value.
+    """Return a half-width as text, to be written after "±"; "?" if it is NaN, or if there is only
+    one value.
 
     Args:
         digits: number of decimals.

@@ -313,14 +313,11 @@ def sentence(progress: Progress) -> str:
         parts.append(f"{progress.played_again:,} trials played again after a fault")
     parts += _dropped(progress)
     if progress.due_s is not None:
-        words = time_in_words(progress.due_s)
-        # The words do not promise a bound, because the pace changes, above all on a busy machine.
-        is_longest = progress.is_due_bound
-        parts.append(
-            f"complete in about {words}, if every trial is as long as it may be and the pace stays"
-            if is_longest
-            else f"complete in about {words}"
-        )
+        due = f"complete in about {time_in_words(progress.due_s)}"
+        if progress.is_due_bound:
+            # No bound is promised, because the pace changes, above all on a busy machine.
+            due += ", if every trial is as long as it may be and the pace stays"
+        parts.append(due)
     return "; ".join(parts)
 
 
@@ -391,9 +388,9 @@ class ProgressCounts:
     _is_lateness_noted: bool = False
     _is_cut_noted: bool = False
 
-    def heard(self, actor: str, counters: Mapping[str, float]) -> None:
-        """Count the turns, tokens and trials played again of an actor's heartbeat; an actor may
-        have been restarted.
+    def add_heartbeat(self, actor: str, counters: Mapping[str, float]) -> None:
+        """Add the turns, tokens and repeated trials that an actor's heartbeat reports. The actor
+        counts them from its start, and may have been restarted since its last heartbeat.
         """
         turns = int(counters.get("num_completions", 0))
         tokens = int(counters.get("num_generated_tokens", 0))
@@ -406,8 +403,8 @@ class ProgressCounts:
         self._tokens += max(0, tokens - tokens_before)
         self._played_again += max(0, played_again - played_before)
 
-    def arrived(self, trial: Trial) -> None:
-        """Count a trial that has arrived for the first time."""
+    def add_trial(self, trial: Trial) -> None:
+        """Add a trial that has arrived for the first time."""
         rewards = trial.episode_rewards()
         mean_return = sum(rewards) / max(1, len(rewards))
         counts = trial.num_actions(), trial.num_invalid(), len(trial.turns)
@@ -655,16 +652,16 @@ class Signal:
             return self._once("little", "rare rewards", text)
         return None
 
-    def _once(self, much: str, kind: str, text: str) -> str | None:
+    def _once(self, amount: str, kind: str, text: str) -> str | None:
         """Return a sentence the first time that a kind of fault is found, later None.
 
         Args:
-            much: How much there is to learn from.
+            amount: How much there is to learn from, "nothing" or "little".
         """
         if kind in self._reported:
             return None
         self._reported.add(kind)
-        return f"{much} to learn from: {text}"
+        return f"{amount} to learn from: {text}"
 
     # Each of the next methods writes the sentence of one fault: its likely cause in this
     # environment, then the keys that change it.
@@ -682,7 +679,7 @@ class Signal:
                 "Raise transcript.max_action_tokens where answers are cut; send tools with few "
                 "arguments, whose values are enumerated; or begin with a policy that calls tools."
             )
-        wanted = f", where {example!r:.60} would be one" if example else ""
+        valid_example = f", where {example!r:.60} would be one" if example else ""
         cures = ["declare `legal_actions` in the environment, so that only legal ones are sampled"]
         if config.transcript.forced_tags == "none":
             cures.insert(0, 'let the transcript write the tags: transcript.forced_tags = "both"')
@@ -691,7 +688,7 @@ class Signal:
         cures.append("add [warm_start]" if config.warm_start is None else "raise warm_start.steps")
         cures[0] = cures[0][0].upper() + cures[0][1:]
         return (
-            f"of {self._num_trials} trials no action was valid ({seen}{wanted}). "
+            f"of {self._num_trials} trials no action was valid ({seen}{valid_example}). "
             f"{'; or '.join(cures)}."
         )
 

@@ -76,12 +76,11 @@ class RunRecords:
 
 
 SOURCE_OF = "source of "
-"""Beginning of the key under which a start records that a class, named after it, was edited."""
-
-
+"""Prefix of a key in the record of a start, before the name of a class. The key says that the class
+was edited since the start before."""
 VERSION_OF = "version of "
-"""Beginning of the key under which a start records that a library or this program, named after it,
-had another version before."""
+"""Prefix of a key in the record of a start, before the name of a library or of this program. The
+key says that its version was another one at the start before."""
 
 
 def read_records(run: RunDirectory) -> RunRecords:
@@ -115,9 +114,15 @@ def made_with_of(records: RunRecords) -> dict[str, str]:
 
 
 def alike_and_different(made_with: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-    """Return what all runs were made with, and a sentence on what differs between them, or "".
+    """Compare the numbers of actors and the versions with which runs were made.
 
     A matrix of runs that is continued after an update has runs of two versions of the program.
+
+    Args:
+        made_with: `made_with_of` of each run.
+
+    Returns:
+        What is the same in all runs, as text, and a sentence on what differs; "" if nothing does.
     """
     names = dict.fromkeys(itertools.chain(*made_with))
     counts = {name: Counter(each.get(name, "none") for each in made_with) for name in names}
@@ -156,14 +161,14 @@ def read_lines(file: Path, on_damage: Callable[[RunError], None] | None = None) 
 def each_line(
     file: Path,
     on_damage: Callable[[RunError], None] | None = None,
-    is_wanted: Callable[[bytes], object] = bytes.strip,
+    is_parsed: Callable[[bytes], object] = bytes.strip,
 ) -> Iterator[Record]:
     """Yield the finished lines of a file of JSON lines; none if there is no file. A long run has
     gigabytes of them, which as objects take four times as much memory.
 
     Args:
         on_damage: Called for each damaged line, which is left out.
-        is_wanted: Whether a line is parsed; the default leaves out empty ones.
+        is_parsed: Returns whether a line is parsed; the default leaves out empty lines.
 
     Raises:
         RunError: a finished line is damaged, and `on_damage` is None.
@@ -173,7 +178,7 @@ def each_line(
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             # A killed process may leave a last line without its newline: it counts as not written.
-            if line.endswith(b"\n") and is_wanted(line):
+            if line.endswith(b"\n") and is_parsed(line):
                 try:
                     yield parsed(file, line, f", line {number}")
                 except RunError as fault:

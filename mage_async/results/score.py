@@ -25,8 +25,9 @@ from mage_async.tasks.league import ITSELF, is_policy
 from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64
-"""Number of members above which `Score.parts` has no "member"; `Score.by_member` keeps the returns.
-So many members are boards or rooms, not opponents, and are scored by family, their difficulty.
+"""Largest number of members for which `Score.parts` has scores by "member". If there are more, they
+are boards or rooms rather than opponents: their family, the difficulty, tells more, and
+`Score.by_member` still has their returns.
 """
 ENVIRONMENT = "environment"
 """Key of `Score.parts` for the environments of a mix."""
@@ -54,10 +55,10 @@ class PartScore(msgspec.Struct, frozen=True):
     return_by_episode: list[float]
     ci95_by_episode: list[float]
     """Half-widths of 95 % intervals of the means over trials, with the tasks of these trials fixed.
-    If all trials earned the same, the declared range of returns gives a bound (`half_width`). They
-    say nothing of other tasks: with 9 held-out members that are played 1,024 times, they are
-    narrow, however differently the policy does on a tenth one. The intervals of `mage adapt` are at
-    least as wide as those over the means of members.
+    If all trials earned the same, the declared range of returns gives a bound (`half_width`). The
+    intervals say nothing about other tasks: those of 9 held-out members that are played 1,024 times
+    are narrow, even if the policy earns much less on a tenth member. The intervals of `mage adapt`
+    are at least as wide as those over the means of members.
     """
     won_by_episode: list[float]
     """Share of trials that won the episode, each episode by itself."""

@@ -354,7 +354,7 @@ def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
         if returns and returns[step][0] > returns[best][0]:
             best = step
     kind, returns = returns_of(best, newest)
-    reason = _advantage(returns, best, newest, kind) if best != newest else ""
+    reason = _why_better(returns, best, newest, kind) if best != newest else ""
     num_heldout = len(found.keys() & heldout.keys()) if best in heldout else 0
     return BestCheckpoint(found[best], reason, num_heldout if num_heldout > 1 else 0)
 
@@ -374,23 +374,24 @@ def chosen_note(summary: Mapping[str, Any]) -> str:
     if "chosen_of" not in summary:
         return ""
     return (
-        f"the checkpoint is the best of {summary['chosen_of']} on held-out tasks, which are partly "
-        "the same unless the split has enough members for two sets, so its held-out returns are "
-        "biased upwards; report those of a step that was fixed beforehand, such as the newest one"
+        f"the checkpoint is the best of {summary['chosen_of']} on held-out tasks, and this "
+        "evaluation plays some of the same tasks unless the split has enough members for two sets, "
+        "so its held-out returns are biased upwards; report those of a step that was fixed "
+        "beforehand, such as the newest one"
     )
 
 
 def _training_returns(run: RunDirectory, versions: Sequence[int]) -> Returns:
     """Return the training returns of the steps around some versions of the policy."""
     around = {version: range(version - NEAR + 1, version + NEAR + 1) for version in versions}
-    wanted = {step for steps in around.values() for step in steps}
+    needed = {step for steps in around.values() for step in steps}
 
-    def is_wanted(line: bytes) -> bool:
+    def is_needed(line: bytes) -> bool:
         found = _STEP_OF_LINE.match(line)
-        return not found or int(found[1]) in wanted
+        return not found or int(found[1]) in needed
 
-    # The learner reads them at each checkpoint, so of a long run only these lines are parsed.
-    lines = each_line(run.metrics, is_wanted=is_wanted)
+    # The learner calls this at each checkpoint, so only the needed lines of a long run are parsed.
+    lines = each_line(run.metrics, is_parsed=is_needed)
     returns = {each["step"]: each["return_by_episode"][-1] for each in lines}
     near = {
         version: [returns[step] for step in steps if step in returns]
@@ -403,8 +404,10 @@ def _training_returns(run: RunDirectory, versions: Sequence[int]) -> Returns:
     }
 
 
-def _advantage(returns: Returns, best: int, newest: int, kind: str) -> str:
-    """Return how much better one checkpoint is than the newest; "" if it is not clearly better."""
+def _why_better(returns: Returns, best: int, newest: int, kind: str) -> str:
+    """Return a clause with the returns of the best checkpoint and of the newest one; "" if the best
+    is not clearly better.
+    """
     (high, high_error), (low, low_error) = returns[best], returns[newest]
     least = CLEAR_ERRORS * math.hypot(high_error, low_error)
     if 0 in returns:

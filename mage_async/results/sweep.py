@@ -1,11 +1,12 @@
-"""Make the settings of a sweep, describe its runs, and read the figures of finished ones (`mage
+"""Make the settings of a sweep, describe its runs, and read the results of finished runs (`mage
 sweep`, `mage ablate`).
 
 `KEY=V1,V2` names the values of a key, `KEY=LOW..HIGH` a range of numbers, and `KEY=LOW..HIGH:log` a
 range in which each factor of ten has the same weight. Keys keep the order of the command line.
 
 The *matrix* is all cells of a sweep. A cell is one whole run in a folder of its own. It is done
-when its summary says so; a later call runs the missing cells and reads the finished ones.
+when its `summary.json` says that it is complete; a later call runs only the cells that are not
+done.
 """
 
 import itertools
@@ -59,9 +60,7 @@ AVERAGED = (
     "masked_share",
     "entropy",
 )
-"""Metrics whose mean over tokens is a figure of a run."""
-
-
+"""Metrics whose mean over tokens is one of the results of a run."""
 SIZES = (
     "learner.steps",
     "admission.groups_per_step",
@@ -97,7 +96,9 @@ class Setting:
     """Name of the line on which a chart draws the setting: settings of one line differ in `place`.
     """
     age_group: str = field(compare=False)
-    """Settings of one group train on tokens of the same ages, so their age figures are pooled."""
+    """Settings of one group train on tokens of the same ages, so their shares of tokens by age are
+    averaged together.
+    """
     correction: str = field(default="", compare=False)
     """Value of `learner.correction` in an ablation; "" elsewhere."""
     allowed_age: int | None = field(default=None, compare=False)
@@ -173,17 +174,18 @@ def axis_of(text: str) -> Axis:
     """
     key, equals, given = text.partition("=")
     values = tuple(value.strip() for value in _PART.findall(given))
-    # `findall` skips what is no value: an empty one, or a bracket or quote without its other end.
-    is_read = re.fullmatch(f"{_PART.pattern}(?:,{_PART.pattern})*", given)
-    if not equals or not key.strip() or not is_read or not all(values):
+    # `findall` skips text that is no value, such as a bracket or quote without its other end, so
+    # the whole text is matched too.
+    is_whole = re.fullmatch(f"{_PART.pattern}(?:,{_PART.pattern})*", given)
+    if not equals or not key.strip() or not is_whole or not all(values):
         raise ConfigError(f"--over takes KEY=V1,V2 or KEY=LOW..HIGH, got {text!r}")
     if match := _RANGE.fullmatch(given.strip()):
         return Axis(key.strip(), _range(text, match["low"], match["high"], bool(match["log"])))
     numbers = map(number_of, values)  # `1e-3` and `0.001` are one value
-    read = {
+    different = {
         text if number is None else number for text, number in zip(values, numbers, strict=True)
     }
-    if len(read) < len(values):
+    if len(different) < len(values):
         raise ConfigError(f"--over {text}: a value is given twice")
     return Axis(key.strip(), values)
 
@@ -230,8 +232,9 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Setting]:
     source, found = random.Random(seed), dict[Setting, None]()
     # The number of draws is bounded, because there may be fewer than `count` combinations.
     for _ in range(100 * count):
-        if len(found) < count:
-            found[combination(axes, [_draw(axis, source) for axis in axes])] = None
+        if len(found) == count:
+            break
+        found[combination(axes, [_draw(axis, source) for axis in axes])] = None
     return list(found)
 
 
@@ -257,8 +260,8 @@ def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
         place=x,
         place_name=values[0],
         method=", ".join(assignments[1:]),
-        # Any key may change how old the trained tokens are, so age figures of different settings
-        # are never pooled.
+        # Any key may change how old the trained tokens are, so the shares of tokens by age are
+        # never averaged over different settings.
         age_group=label,
     )
 
@@ -292,8 +295,8 @@ def number_of(text: str) -> float | None:
 
 def sweep_cells(found: Iterable[Setting], seeds: Iterable[int]) -> list[Cell]:
     """Return every setting with every seed; cells of one seed follow one another."""
-    wanted = list(found)
-    return [Cell(each, seed) for seed in dict.fromkeys(seeds) for each in wanted]
+    settings = list(found)
+    return [Cell(setting, seed) for seed in dict.fromkeys(seeds) for setting in settings]
 
 
 def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setting:
@@ -373,11 +376,13 @@ def is_done(run: RunDirectory) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """Hold the figures of a finished run."""
+    """Hold the results of a finished run."""
 
     cell: Cell
     figures: dict[str, float]
-    """Figures by name, beginning with the return of the last episode."""
+    """Numbers by name: returns, seconds, means of metrics and more. The return of the last episode
+    comes first.
+    """
     curve: list[tuple[int, float, float]]
     """For each step: number of trials trained so far, seconds of training, and return of the
     batch's last episode.
@@ -390,7 +395,7 @@ class FinishedRun:
     """The part `environment` of its summary, with unit and bounds of a return."""
 
     def row(self) -> dict[str, Any]:
-        """Return setting, seed, figures and versions as one row of a table."""
+        """Return setting, seed, results and versions as one row of a table."""
         columns = dict(self.cell.setting.columns)
         return columns | {"seed": self.cell.seed} | self.figures | dict(self.made_with)
 
@@ -435,9 +440,9 @@ def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
 
 
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
-    """Return the figures of a run by name.
+    """Return `FinishedRun.figures`.
 
-    The processor time is NaN if it was not recorded. Figures of steps are NaN if the run has no
+    The processor time is NaN if it was not recorded. Results of training are NaN if the run has no
     steps, as a run of `--method zero_shot`; `long_over_short` is 1 if all groups have about one
     length.
     """
@@ -575,7 +580,7 @@ class Matrix:
 
 def checked_configs(
     file: Path,
-    wanted: Iterable[Cell],
+    to_run: Iterable[Cell],
     assignments: list[str],
     method: str | None,
 ) -> dict[Cell, Config]:
@@ -590,7 +595,7 @@ def checked_configs(
         MageError: a cell cannot be run; the message names the key and the reason.
     """
     configs = {}
-    for cell in wanted:
+    for cell in to_run:
         config = config_file.load(file, [*assignments, *cell.assignments()], method)
         check(config)
         check_source(config.policy)
@@ -629,7 +634,7 @@ def by_method(runs: RunsBySetting) -> dict[str, list[Setting]]:
 
 
 def values(runs: Sequence[FinishedRun], name: str) -> list[float]:
-    """Return one figure of each run."""
+    """Return one of the `figures` of each run."""
     return [run.figures[name] for run in runs]
 
 

@@ -157,14 +157,14 @@ def test_speed_is_that_of_the_last_half_minute_over_all_actors_and_their_restart
     counts = ProgressCounts()
     for second in range(0, 101, 10):
         for actor in ("actor-0", "actor-1"):
-            counts.heard(
+            counts.add_heartbeat(
                 actor, {"num_completions": 2.0 * second, "num_generated_tokens": 10.0 * second}
             )
         seen = snapshot(counts, float(second))
     assert (seen.turns, seen.tokens) == (400, 2000)
     assert (seen.turns_per_s, seen.tokens_per_s) == (4.0, 20.0)
-    counts.heard("actor-0", {})  # started again: it loads its engine
-    counts.heard("actor-0", {"num_completions": 5.0, "num_generated_tokens": 7.0})
+    counts.add_heartbeat("actor-0", {})  # started again: it loads its engine
+    counts.add_heartbeat("actor-0", {"num_completions": 5.0, "num_generated_tokens": 7.0})
     assert snapshot(counts, 101.0).turns == 405
     assert snapshot(counts, 101.0).tokens == 2007
 
@@ -179,7 +179,7 @@ def test_a_batch_whose_trials_are_all_nearly_done_is_due_soon() -> None:
     """The pace of arrivals would have said 24 / 8 * 100 s."""
     counts = ProgressCounts()
     snapshot(counts, 70.0)
-    counts.heard("actor-0", {"num_completions": 290})
+    counts.add_heartbeat("actor-0", {"num_completions": 290})
     played(counts, 8, 10)
     seen = snapshot(counts, 100.0, arrived=8, under_way=(24, 210))
     assert seen.turns_per_s == 290 / 30
@@ -190,7 +190,7 @@ def test_a_batch_whose_trials_are_all_nearly_done_is_due_soon() -> None:
 def test_a_batch_of_which_few_trials_are_played_at_a_time_is_due_at_the_pace_of_turns() -> None:
     counts = ProgressCounts()
     snapshot(counts, 70.0)
-    counts.heard("actor-0", {"num_completions": 30})
+    counts.add_heartbeat("actor-0", {"num_completions": 30})
     played(counts, 8, 10)
     # Four are under way, and twenty wait.
     assert snapshot(counts, 100.0, arrived=8, under_way=(24, 20)).due_s == 220.0
@@ -202,7 +202,7 @@ def test_before_a_quarter_of_a_batch_only_the_longest_trials_bound_the_time() ->
     """The first trials to arrive are the shortest ones."""
     counts = ProgressCounts()
     snapshot(counts, 0.0)
-    counts.heard("actor-0", {"num_completions": 20})
+    counts.add_heartbeat("actor-0", {"num_completions": 20})
     played(counts, 7, 1)
     most = CONFIG.trial.episodes * FACTS.max_turns
     seen = snapshot(counts, 10.0, arrived=7, under_way=(25, 13))
@@ -217,7 +217,7 @@ def test_before_a_quarter_of_a_batch_only_the_longest_trials_bound_the_time() ->
 def test_before_the_first_trial_the_limits_of_the_environment_bound_the_time() -> None:
     counts = ProgressCounts()
     snapshot(counts, 0.0)
-    counts.heard("actor-0", {"num_completions": 20})
+    counts.add_heartbeat("actor-0", {"num_completions": 20})
     seen = snapshot(counts, 10.0, under_way=(32, 20))
     most = 32 * CONFIG.trial.episodes * FACTS.max_turns
     assert (seen.due_s, seen.is_due_bound) == ((most - 20) / 2.0, True)
@@ -229,20 +229,20 @@ def test_before_the_first_trial_the_limits_of_the_environment_bound_the_time() -
 def test_trials_played_again_are_named_and_end_the_bound_on_the_time() -> None:
     counts = ProgressCounts()
     snapshot(counts, 0.0)
-    counts.heard("actor-0", {"num_completions": 20, "num_played_again": 3})
+    counts.add_heartbeat("actor-0", {"num_completions": 20, "num_played_again": 3})
     seen = snapshot(counts, 10.0)
     assert seen.due_s is None
     assert "; 3 trials played again after a fault" in sentence(seen)
     assert "complete in" not in sentence(seen)
-    counts.heard("actor-0", {"num_completions": 5, "num_played_again": 1})  # started again
-    counts.heard("actor-1", {"num_completions": 5, "num_played_again": 2})
+    counts.add_heartbeat("actor-0", {"num_completions": 5, "num_played_again": 1})  # started again
+    counts.add_heartbeat("actor-1", {"num_completions": 5, "num_played_again": 2})
     assert snapshot(counts, 20.0).played_again == 6
 
 
 def test_while_trials_of_a_wait_are_played_again_there_is_no_estimate() -> None:
     counts = ProgressCounts()
     snapshot(counts, 0.0)
-    counts.heard("actor-0", {"num_completions": 30, "num_played_again": 1})
+    counts.add_heartbeat("actor-0", {"num_completions": 30, "num_played_again": 1})
     played(counts, 31, 1)
     assert snapshot(counts, 10.0, arrived=31).due_s is None
     assert snapshot(counts, 20.0, version=1, arrived=31).due_s == 1 / 1.5
@@ -251,9 +251,9 @@ def test_while_trials_of_a_wait_are_played_again_there_is_no_estimate() -> None:
 def test_return_and_valid_share_are_those_of_the_latest_trials() -> None:
     counts = ProgressCounts()
     for _ in range(40):
-        counts.arrived(trial((-4.0, -4.0, -4.0), valid=False))
+        counts.add_trial(trial((-4.0, -4.0, -4.0), valid=False))
     for _ in range(32):
-        counts.arrived(trial((0.0, 2.0, 4.0)))
+        counts.add_trial(trial((0.0, 2.0, 4.0)))
     seen = snapshot(counts, 0.0)
     assert seen.mean_return == 2.0 / FACTS.units
     assert seen.valid_share == 1.0
@@ -266,7 +266,7 @@ def in_mix(trial: Trial) -> Trial:
 
 def test_in_a_mix_returns_are_in_the_units_of_the_environment_that_was_played() -> None:
     counts, mix = ProgressCounts(), load("mix", parts=[{"name": "boxes"}, {"name": "rps"}])
-    counts.arrived(in_mix(trial((0.0, 2.0, 4.0))))
+    counts.add_trial(in_mix(trial((0.0, 2.0, 4.0))))
     assert snapshot(counts, 0.0, environment=mix).mean_return == 2.0 / FACTS.units
     half, best = FACTS.max_return / 2, FACTS.max_return
     for rewards, is_solved in ((half,) * 3, False), ((best,) * 3, True):

@@ -219,7 +219,7 @@ class Coordinator:
                 if known is not None:
                     known.heartbeat = message
                     if known.is_actor:
-                        self.progress.heard(message.name, message.counters)
+                        self.progress.add_heartbeat(message.name, message.counters)
                     for grant, epoch, num_turns in message.turns:
                         self.ledger.note_turns(grant, epoch, num_turns)
             case Goodbye():
@@ -602,7 +602,7 @@ class Coordinator:
         match self.ledger.receive(result):
             case Accepted(is_complete=is_complete):
                 for trial in result.trials():
-                    self.progress.arrived(trial)
+                    self.progress.add_trial(trial)
                     if (note := self.progress.first_cut(trial, self.cut_length)) is not None:
                         self.note(note)
                 answer = acknowledge(is_duplicate=False)
