@@ -160,20 +160,19 @@ def evaluation_tasks(
         # chosen, begins with the last ones.
         members = members[::-1]
     source = random.Random(f"{seed}/evaluation/{split}")
-    # The order of seats is random. In a fixed order, if every second member had a certain trait,
-    # all members with that trait would get the same seat.
-    shuffler, places = random.Random(f"{seed}/seats/{split}"), list[int]()
-    while len(places) < min(len(members), num_trials):
-        places += shuffler.sample(range(len(seats)), len(seats))
-    return [
-        Task(
-            environment.facts.name,
-            members[number % len(members)],
-            source.getrandbits(40),
-            seats[(places[number % len(members)] + number // len(members)) % len(seats)],
-        )
-        for number in range(num_trials)
-    ]
+    # Seats of the members in the first pass, as indices. Their order is random: in a fixed order,
+    # if every second member had a certain trait, all members with that trait would get the same
+    # seat.
+    shuffler, first_seats = random.Random(f"{seed}/seats/{split}"), list[int]()
+    while len(first_seats) < min(len(members), num_trials):
+        first_seats += shuffler.sample(range(len(seats)), len(seats))
+    tasks = list[Task]()
+    for number in range(num_trials):
+        pass_number, place = divmod(number, len(members))
+        seat = seats[(first_seats[place] + pass_number) % len(seats)]
+        task_seed = source.getrandbits(40)
+        tasks.append(Task(environment.facts.name, members[place], task_seed, seat))
+    return tasks
 
 
 def _tasks_in_turn(mix: Mix, split: Split, num_trials: int, seed: int) -> list[Task]:

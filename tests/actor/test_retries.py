@@ -220,7 +220,7 @@ def test_a_mistake_that_comes_back_in_the_same_line_is_not_tried_again(
             assert place_in_code(drop.reason).endswith("flaky.py, line 32")
 
     begin(main, trouble, retries=6, num_processes=num_processes)
-    assert ("or once if the same comes back" in capsys.readouterr().err) == (most == 2)
+    assert ("or once if the same mistake comes back" in capsys.readouterr().err) == (most == 2)
 
 
 @pytest.mark.parametrize("num_processes", [0, 1])

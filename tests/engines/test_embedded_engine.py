@@ -312,7 +312,7 @@ def test_a_version_stays_while_somebody_needs_it_and_is_read_once(directory, oth
             engine.release_past(version)
         assert engine._past_policies.scheduler(1) is held
         assert len(engine._past_policies.schedulers()) == 1 + MAX_IDLE
-        with pytest.raises(RunError, match="version 2 is not held"):
+        with pytest.raises(RunError, match="has not loaded version 2"):
             await engine.complete(as_rival(prompt("a"), 2))
         for _ in range(3):
             engine.release_past(1)

@@ -154,7 +154,7 @@ class ScriptedEngine:
     async def complete(self, prompt: Prompt) -> Completion:
         """Take the time of a turn, then say something. Cancellation leaves no trace of it."""
         if prompt.rival is not None and prompt.rival not in self._held:
-            raise RunError(f"version {prompt.rival} is not held beside the current one")
+            raise RunError(f"the engine has not loaded version {prompt.rival} as a past version")
         seconds = self._pace(prompt.context.rpartition(".")[0])
         self._begin()
         try:

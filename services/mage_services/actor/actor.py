@@ -123,10 +123,10 @@ class Weights:
             await self._changed.wait_for(lambda: self.version >= version)
 
 
-async def beating(
+async def with_heartbeats(
     channel: PeerChannel, heartbeat: Callable[[], Heartbeat], work: Awaitable[T]
 ) -> T:
-    """Await `work`, sending a heartbeat each second, and return its result.
+    """Await `work`, and send a heartbeat each second meanwhile; return the result of the work.
 
     Cancellation cancels the work. If the work waits for a thread, the thread runs on to its end.
     """
@@ -164,7 +164,7 @@ async def receiving(channel: PeerChannel) -> AsyncIterator[asyncio.Queue[Message
         task.cancel()
 
 
-async def here(path: Path) -> Path:
+async def bring_nothing(path: Path) -> Path:
     """Return the path unchanged: the file is on this machine already."""
     return path
 
@@ -185,7 +185,7 @@ class Actor:
         stage: Stage,
         name: str,
         played: Callable[[], None] = lambda: None,
-        bring: Callable[[Path], Awaitable[Path]] = here,
+        bring: Callable[[Path], Awaitable[Path]] = bring_nothing,
     ) -> None:
         self._channel, self._stage, self._name, self._report_played = channel, stage, name, played
         self._bring = bring
@@ -219,7 +219,7 @@ class Actor:
         """
         async with asyncio.TaskGroup() as tasks:
             handling = self._handle(first, messages, tasks)
-            return await beating(self._channel, self._heartbeat, handling)
+            return await with_heartbeats(self._channel, self._heartbeat, handling)
 
     async def _handle(
         self, message: Message, messages: asyncio.Queue[Message], tasks: asyncio.TaskGroup
@@ -292,7 +292,7 @@ class Actor:
             await self._weights.wait_for(grant.version)
         with self._in_state("playing"):
             try:
-                async with self._holding(grant.rival):
+                async with self._past_policy(grant.rival):
                     await self._trials(group)
                 self._report_played()
             except* TrialFault as faults:
@@ -319,8 +319,8 @@ class Actor:
         self.time.enter(next(states, "no grant"))
 
     @asynccontextmanager
-    async def _holding(self, rival: Rival | None) -> AsyncIterator[None]:
-        """Context manager: the engine holds the weights of an opponent that is a past policy.
+    async def _past_policy(self, rival: Rival | None) -> AsyncIterator[None]:
+        """Context manager: keep the weights of a past policy, the opponent, in the engine.
 
         Cancellation releases them.
         """
@@ -460,8 +460,8 @@ async def main(startup: Startup, status: Status) -> None:
 
 
 def note_edits(launch: Path, note: Callable[[str], None]) -> None:
-    """Note each class of the user that was edited since the start of the run: a process that is
-    started again plays the class as it is now, and the others as it was.
+    """Note each class of the user that was edited since the start of the run: this process plays
+    the class as it is now, and the processes that were not restarted play it as it was.
 
     Args:
         launch: Record of the start, with digests of the sources.
@@ -477,7 +477,7 @@ async def play(
     policy: Path,
     name: str,
     status: Status,
-    bring: Callable[[Path], Awaitable[Path]] = here,
+    bring: Callable[[Path], Awaitable[Path]] = bring_nothing,
 ) -> str:
     """Wait until the learner accepts this actor, then play until its goodbye, whose reason is
     returned. Cancellation abandons every trial.
@@ -489,7 +489,7 @@ async def play(
     async with receiving(channel) as messages:
         welcome = await messages.get()
         unready = partial(Heartbeat, name=name, counters={}, blocked_s={})
-        policy = await beating(channel, unready, bring(policy))
+        policy = await with_heartbeats(channel, unready, bring(policy))
         environment = environment_of(config)
         chat = load_chat(policy, thinking=config.transcript.thinking)
         trial_config = trial_config_of(
@@ -504,7 +504,7 @@ async def play(
         # takes longer than the silence after which the learner takes an actor for dead.
         making = asyncio.to_thread(make_engine, config, policy, name)
         async with (
-            await beating(channel, unready, making) as engine,
+            await with_heartbeats(channel, unready, making) as engine,
             CallRunner(config.environment, status.note) as workers,
             asyncio.TaskGroup() as tasks,
         ):

@@ -124,7 +124,7 @@ class Record:
         lines after them. If none follows, the endpoint was out of order, and no trial must depend
         on its empty answers."""
         for line in read_lines(self._answers_file):
-            self._take(line)
+            self._add_answer_line(line)
         for line in read_lines(self._trials_file):
             name = line.pop("trial")
             self.outcomes[name] = Outcome(**line)
@@ -139,7 +139,7 @@ class Record:
         self._held.append((self._answers_file, line))
         if not line["empty"]:
             self.write_held()
-        self._take(line)
+        self._add_answer_line(line)
 
     def add_outcome(self, trial: str, outcome: Outcome) -> None:
         """Write the outcome of a finished trial down; raise a `RunError` as `add_answer` does."""
@@ -157,7 +157,7 @@ class Record:
                 append_lines(file, [line])
             del self._held[0]
 
-    def _take(self, line: Mapping[str, Any]) -> None:
+    def _add_answer_line(self, line: Mapping[str, Any]) -> None:
         """Add a line of the file of answers to this object."""
         tokens = line.get("tokens")
         answer = as_completion(line["text"]) if tokens is None else _of_tokens(tokens)
@@ -393,9 +393,9 @@ class Measurement:
 
         def of(key: TrialKey) -> list[float]:
             """Return the scaled return of each episode of a trial."""
-            wanted = 1 if key.arm == "retry" else game.config.num_episodes
+            num_episodes = 1 if key.arm == "retry" else game.config.num_episodes
             # Episodes that a cut trial has not finished count as the least.
-            rewards = [*outcomes[key.name].rewards, *[least] * wanted][:wanted]
+            rewards = [*outcomes[key.name].rewards, *[least] * num_episodes][:num_episodes]
             return scaled(rewards, least, most)
 
         found, chance = [], game.environment.facts.has_chance and not self._repeats(label)

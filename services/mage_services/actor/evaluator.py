@@ -62,7 +62,7 @@ from mage_async.trajectory import Guidance, Task, Trial, trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted_play import Player, random_play
 from mage_async.trials.win_stay import Rule, player_of
-from mage_services.actor.actor import beating, note_edits
+from mage_services.actor.actor import note_edits, with_heartbeats
 from mage_services.actor.play_session import model_directory
 from mage_services.actor.rollout import Planned, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
@@ -91,7 +91,7 @@ GuidanceOf = Callable[[Task], Guidance | None]
 
 
 def at_intervals(seconds: float, report: Report) -> Report:
-    """Return a function that calls `report` if the latest call is at least `seconds` ago."""
+    """Return a function that calls `report` unless it did so less than `seconds` ago."""
     latest = time.monotonic()
 
     def reported(played: int, of: int) -> None:
@@ -155,7 +155,7 @@ class Evaluator:
         self._at_once = config.engine.max_contexts
         """Number of trials that are played concurrently."""
         self._final_sets = final_sets(config, episodes)
-        """Whether a method gives guidance in evaluations."""
+        """Names of the sets of the final evaluation."""
         self.guidance: GuidanceOf = no_guidance
         """The text with which each trial begins."""
         self._num_sets = 0
@@ -335,7 +335,7 @@ def write_evaluation(
     """
     earlier = read_document(run.evaluation)
     kept = {} if earlier.get("version") != version else earlier
-    figures = {key: kept[key] for key in MEASURED_ON_REQUEST if key in kept} | dict(more or {})
+    further = {key: kept[key] for key in MEASURED_ON_REQUEST if key in kept} | dict(more or {})
     num_episodes = len(next(iter(sets.values())).return_by_episode)
     document = {
         "version": version,
@@ -343,7 +343,7 @@ def write_evaluation(
         **references(environment, num_episodes),
         "environment": asdict(environment.facts),
         **by_environment(environment, num_episodes),
-        **figures,
+        **further,
         "blocked_s": blocked_s,
     }
     write_whole(run.evaluation, json.dumps(document, indent=2))
@@ -559,7 +559,7 @@ class CurveEvaluator:
             version, weights: those of the learner's welcome; not loaded yet.
         """
         curve = self._curve(evaluator, version, weights)
-        version, waiting = await beating(self._channel, self._heartbeat, curve)
+        version, waiting = await with_heartbeats(self._channel, self._heartbeat, curve)
         if waiting:
             version = max(waiting)
             await self.load(evaluator.engine, version, waiting[version])
@@ -580,7 +580,7 @@ class CurveEvaluator:
         cancel.
         """
         self.time.enter("no version")
-        await beating(self._channel, self._heartbeat, self._load_nothing(version))
+        await with_heartbeats(self._channel, self._heartbeat, self._load_nothing(version))
 
     async def _load_nothing(self, version: int) -> None:
         """Report every announced version as loaded, until the learner's goodbye."""

@@ -172,16 +172,16 @@ async def play_by_person(
     """
     # The generator `play` yields a call, a prompt for the opponent, or a prompt for the person, and
     # waits for the result.
-    wanted = next(play)
+    request = next(play)
     while True:
         try:
-            if isinstance(wanted, Call):
-                wanted = play.send(await workers.perform(wanted))
-            elif isinstance(wanted, Prompt):
-                wanted = play.send(await complete(wanted))
+            if isinstance(request, Call):
+                request = play.send(await workers.perform(request))
+            elif isinstance(request, Prompt):
+                request = play.send(await complete(request))
             else:
-                tell(wanted.text)
-                wanted = play.send(ask(wanted).strip() if wanted.is_question else "")
+                tell(request.text)
+                request = play.send(ask(request).strip() if request.is_question else "")
         except StopIteration as end:
             rewards: list[float] = end.value
             return rewards

@@ -166,7 +166,7 @@ class PreflightReport(msgspec.Struct, frozen=True):
     """Report from the child: a note on its progress, or, as the last message, its findings."""
 
     doing: str = ""
-    """Note for people on what has been done and comes next; "" in the last message."""
+    """Note for the user on what has been done and comes next; "" in the last message."""
     failed: str = ""
     """Why the policy cannot be used; "" if it can."""
     contexts: Contexts | None = None

@@ -63,7 +63,7 @@ def rehearse_all(config: Config, say: Callable[[str], None], run: Runner = async
     """Rehearse the environments that are a user's own, or whose calls may take long.
 
     Args:
-        say: takes lines for a person.
+        say: called with lines for the user.
         run: runs each rehearsal, and may cancel it.
 
     Raises:
@@ -93,7 +93,7 @@ async def rehearse(
 
     Args:
         name: as the configuration names the environment.
-        say: takes lines for a person.
+        say: called with lines for the user.
 
     Raises:
         ConfigError: the class raised, took too long, returned a wrong value, or did not repeat
@@ -103,10 +103,13 @@ async def rehearse(
     seconds: dict[str, list[float]] = defaultdict(list)
     legal = _LegalActions(config, name, environment)
     most = min(MOST_RETRIES, config.environment.retries)
-    # The rest of the sentence is about the trials of a run.
-    retries = Retries(
-        most, lambda text: say(f"rehearsal: {text.partition(PLAYED_AGAIN)[0]}{PLAYED_AGAIN}")
-    )
+
+    def say_again(text: str) -> None:
+        """Print the note on a retry, without its end, which is about the retries of a run."""
+        reason, played_again, _ = text.partition(PLAYED_AGAIN)
+        say(f"rehearsal: {reason}{played_again}")
+
+    retries = Retries(most, say_again)
     deadline_s, before = config.environment.step_deadline_s, CallFault("")
     # At most one worker process is used, because objects can disturb one another only within a
     # process.
@@ -314,13 +317,18 @@ def _context_needed(
     needed = rules + episodes * (opening + facts.max_turns * turn)
     num_remarks = trial.context_bounds(facts.max_turns).num_remarks_held
     needed += num_remarks * (config.transcript.max_reflection_tokens + template)
+    rules_words = len(environment.rules().split()) if config.transcript.rules else 0
     for call, text in (("reset", longest.opening), ("step", longest.answer)):
         # A lower bound: each word has at least one token, and the action has at least one (+ 1).
-        least = len(environment.rules().split()) * config.transcript.rules + len(text.split()) + 1
-        least += EPISODE_TOKENS * (call == "reset") + (TINY_TEMPLATE_TOKENS if is_tiny else 0)
+        num_words = len(text.split())
+        least = rules_words + num_words + 1
+        if call == "reset":
+            least += EPISODE_TOKENS
+        if is_tiny:
+            least += TINY_TEMPLATE_TOKENS
         if least > max_tokens:
             raise ConfigError(
-                f"environment {name!r}: {call} returns an observation of {len(text.split()):,} "
+                f"environment {name!r}: {call} returns an observation of {num_words:,} "
                 f"words, so a prompt has at least {least:,} tokens and does not fit into "
                 f"engine.max_tokens = {max_tokens:,}: shorten the observation, or set "
                 f"engine.max_tokens={max(needed, least)}"

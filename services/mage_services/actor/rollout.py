@@ -47,7 +47,7 @@ class Retries:
 
     Args:
         most: Largest number of retries of a trial (`environment.retries`).
-        say: Takes a line for people.
+        say: Called with lines for the user.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Retries:
         self.num_trials = 0
         """Number of trials that were played again, each counted once."""
         self._reported: set[str] = set()
-        """Kinds of faults of which one was reported to people."""
+        """Kinds of faults of which one was reported to the user."""
 
     async def wait(
         self, fault: InfrastructureFault, num_retries: int, before: InfrastructureFault | None
@@ -79,23 +79,22 @@ class Retries:
             if not num_retries:
                 raise fault
             raise type(fault)(f"after {num_retries + 1} tries: {fault}") from fault
-        self._say_first(fault)
+        self._report_first(fault)
         self.num_trials += not num_retries
         if num_retries:
             await asyncio.sleep(min(RETRY_PAUSE_S * 2 ** (num_retries - 1), MAX_RETRY_PAUSE_S))
 
-    def _say_first(self, fault: InfrastructureFault) -> None:
-        """Say the first fault of each kind."""
+    def _report_first(self, fault: InfrastructureFault) -> None:
+        """Report the first fault of each kind to the user."""
         kind = fault.kind or type(fault.__cause__ or fault).__name__
         if kind not in self._reported:
             self._reported.add(kind)
             sentence = " ".join(str(fault).split())[:MAX_REASON_CHARS]
             times = "once" if self._most == 1 else f"up to {self._most} times"
-            ends = ", or once if the same comes back" if fault.mistake else ""
-            self._say(
-                f"{sentence}; {PLAYED_AGAIN} with fresh objects, {times} (environment.retries)"
-                f"{ends if self._most > 1 else ''}"
-            )
+            text = f"{sentence}; {PLAYED_AGAIN} with fresh objects, {times} (environment.retries)"
+            if fault.mistake and self._most > 1:
+                text += ", or once if the same mistake comes back"
+            self._say(text)
 
 
 Begin = Callable[[], TrialInProgress]

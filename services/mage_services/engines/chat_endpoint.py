@@ -36,7 +36,7 @@ from mage_async.trials.chat_format import ChatFormat, Message, Tokens, Tools
 USER, ASSISTANT = 0x110000, 0x110001
 """Ids that begin a message, beyond the last character of Unicode."""
 _MARKS = {"<|user|>": USER, "<|assistant|>": ASSISTANT}
-"""These ids by the texts that stand for them in a rendered conversation."""
+"""These ids, by the texts that a rendered conversation has in their places."""
 _ROLES = {USER: "user", ASSISTANT: "assistant"}
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 MAX_TRIES = 8
@@ -236,7 +236,7 @@ class ChatEndpoint:
     """Sample completions at a chat endpoint, inside its `async with`; a `Sampler`, without weights.
 
     Args:
-        say: takes a line for people.
+        say: called with lines for the user.
         served: name of the model that must answer, because it answered earlier calls of the same
             measurement; None: the name in the first answer. It may differ from the name that calls
             ask for, for example by a date.

@@ -107,17 +107,17 @@ class PastPolicies:
             self._removed_s += self._schedulers.pop(each).statistics().forward_s
 
     def scheduler(self, version: int) -> Scheduler:
-        """Return the scheduler of a held version.
+        """Return the scheduler of a past version.
 
         Raises:
-            RunError: the version is not held.
+            RunError: the version is not in memory.
         """
         if version not in self._schedulers:
-            raise RunError(f"version {version} is not held beside the current one")
+            raise RunError(f"the engine has not loaded version {version} as a past version")
         return self._schedulers[version]
 
     def schedulers(self) -> list[Scheduler]:
-        """Return the schedulers of all held versions."""
+        """Return the schedulers of all past versions in memory."""
         return list(self._schedulers.values())
 
     def add_to(self, current: Statistics) -> Statistics:
@@ -246,7 +246,7 @@ class EmbeddedEngine(Engine):
                 self._has_work.set()  # some of the prompts need further forwards
 
     def _schedulers(self) -> list[Scheduler]:
-        """Return the schedulers of the current version and of held past versions."""
+        """Return the schedulers of the current version and of all past versions in memory."""
         return [self._scheduler, *self._past_policies.schedulers()]
 
     def _make_past_policy(self, version: int, path: Path) -> Scheduler:
@@ -267,7 +267,7 @@ class EmbeddedEngine(Engine):
         return Scheduler(model, now=time.perf_counter)
 
     def _unmerged(self, version: int, path: Path, merged: Weights, adapters: Adapters) -> Weights:
-        """Return the weights of a past version as those of its base with adapters not merged.
+        """Return the weights of a past version as the weights of its base plus unmerged adapters.
 
         Args:
             merged: the same version's weights with its adapters merged, to compare with.

@@ -89,7 +89,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def load_past(self, version: int, path: Path) -> None:
-        """Load a past version beside the current one, for prompts that name it as `rival`.
+        """Load a past version in addition to the current one, for prompts that name it as `rival`.
 
         It stays until `release_past` has been called as often as this method. Cancellation changes
         nothing.

@@ -53,8 +53,8 @@ def fingerprint_at(path: Path) -> WeightFingerprint | None:
 def observe_published(path: Path) -> tuple[WeightFingerprint | None, FingerprintBuilder]:
     """Return the learner's fingerprint, and a builder that has summed the tensors of the file.
 
-    For an engine that reads the file by itself, such as SGLang. The builder has no sums if `path`
-    is a model directory, or a manifest, whose weights only the engine receives.
+    This is for an engine that reads the file by itself, such as SGLang. The builder has no sums if
+    `path` is a model directory, or a manifest, whose weights only the engine receives.
 
     Raises:
         UnreadableWeights: the weights cannot be read.
@@ -76,7 +76,8 @@ def read_checked(
 ) -> tuple[T, AcceptedWeights | None]:
     """Read weights; if their fingerprint is not the learner's, read them once more.
 
-    The second read is from a file, if the learner wrote one beside the manifest.
+    If `path` is a manifest and the learner has also written the weights to a file, the second read
+    is from that file.
 
     Args:
         name: name of the engine's process, for errors.

@@ -269,7 +269,7 @@ class SglangEngine(Engine):
     async def load_past(self, version: int, path: Path) -> None:
         """Raise RunError: an SGLang serves one version only."""
         raise RunError(
-            f"SGLang cannot hold version {version} beside the current one: set "
+            f"SGLang serves one version only, and cannot load version {version} as well: set "
             'engine.kind = "embedded", or population.rivals = 0'
         )
 

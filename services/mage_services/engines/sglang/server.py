@@ -286,19 +286,20 @@ class Server:
         if not error:
             self._use(message.version, Path(message.path))
             return ""
-        worse = ""
+        not_repaired = ""
         for version, path in dict.fromkeys(((self._version, self._good_path), self._first)):
             try:
                 repair = await self._loader.prepare(version, on_disk(path))
-                worse = await repair()
+                not_repaired = await repair()
             # A learner that has died sends neither the new weights nor the previous ones.
             except UnreadableWeights as gone:
-                worse = str(gone)
-            if not worse:
+                not_repaired = str(gone)
+            if not not_repaired:
                 self._use(version, path)
                 return error
         raise RuntimeError(
-            f"weights are half-written: {error}; the weights before cannot be loaded again: {worse}"
+            f"weights are half-written: {error}; the previous weights cannot be loaded again: "
+            f"{not_repaired}"
         )
 
     def _use(self, version: int, path: Path) -> None:
@@ -315,14 +316,15 @@ def _io_struct() -> Any:
 
 
 @cache
-def _mask() -> Any:
-    """Return the module of the logit processor for restricted actions, which imports SGLang."""
+def _allowed_tokens_module() -> Any:
+    """Import and return the module of the logit processor, which imports SGLang."""
     return import_module("mage_services.engines.sglang.allowed_tokens")
 
 
 def _request(message: Generate, is_streamed: bool) -> Any:
     """Make SGLang's request. Log-probs are of the outputs only, after temperature and mask."""
-    mask, sampling = _mask() if message.allowed else None, message.sampling
+    processor = _allowed_tokens_module() if message.allowed else None
+    sampling = message.sampling
     return _io_struct().GenerateReqInput(
         rid=message.rid,
         input_ids=np.frombuffer(message.tokens, np.int32).tolist(),
@@ -334,9 +336,9 @@ def _request(message: Generate, is_streamed: bool) -> Any:
             "stop_token_ids": list(sampling.stop_tokens),
             "ignore_eos": not sampling.stop_tokens,  # then only `max_tokens` ends the completion
             "sampling_seed": message.seed % 2**63,  # SGLang's seed is a signed integer of 64 bits
-            "custom_params": {mask.PARAMETER: message.allowed} if mask else None,
+            "custom_params": {processor.PARAMETER: message.allowed} if processor else None,
         },
-        custom_logit_processor=mask.AllowedTokens.to_str() if mask else None,
+        custom_logit_processor=processor.AllowedTokens.to_str() if processor else None,
         return_logprob=True,
         logprob_start_len=-1,
         stream=is_streamed,
@@ -491,8 +493,8 @@ class Loader:
             torch.cuda.empty_cache()
 
     async def _read(self, version: int, path: Path) -> str:
-        """Update: let SGLang read files. It reads all files of a folder, so make one with links to
-        these files.
+        """Let SGLang read files of weights; an `Update`. SGLang reads all files of a folder, so one
+        is made with links to these files alone.
         """
         with tempfile.TemporaryDirectory(prefix="mage-weights-") as folder:
             for number, file in enumerate(weight_files(path)):
@@ -503,8 +505,8 @@ class Loader:
             return await _failure(self._manager.update_weights_from_disk(request, None))
 
     async def _in_session(self, update: Update) -> str:
-        """Update: run another update between begin and end messages, which SGLang needs from 0.5.21
-        on.
+        """Run another update between begin and end messages, which SGLang needs from 0.5.21 on; an
+        `Update`.
         """
         if not self._needs_update_messages:
             return await update()
@@ -516,7 +518,7 @@ class Loader:
         return reason or not_ended
 
     async def _hand_over(self, version: int, bucket: dict[str, Any]) -> str:
-        """Update: hand a bucket of all weights over to SGLang, once for each of its GPUs."""
+        """Hand a bucket of all weights over to SGLang, once for each of its GPUs; an `Update`."""
         from sglang.srt.utils import MultiprocessingSerializer
 
         self._kept, num_gpus = bucket, self._manager.server_args.tp_size
@@ -578,7 +580,7 @@ class Loader:
             self._port = 0
 
     async def _receive(self, manifest: Manifest) -> str:
-        """Update: let SGLang receive the weights, bucket by bucket."""
+        """Let SGLang receive the weights from the learner, bucket by bucket; an `Update`."""
         for bucket in manifest.buckets:
             names, dtypes, shapes = zip(*bucket, strict=True)
             request = _io_struct().UpdateWeightsFromDistributedReqInput(
