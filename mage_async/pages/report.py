@@ -201,7 +201,7 @@ def _last(score: Score) -> str:
 
 
 def _loss(heldout: Score, control: Score) -> tuple[float, float]:
-    """Return by how much a control lowers the last return, and the half-width of this difference."""
+    """Return by how much a control lowers the last return, and the half-width of the difference."""
     loss = heldout["return_by_episode"][-1] - control["return_by_episode"][-1]
     halves = halves_of(heldout)[-1], halves_of(control)[-1]
     return loss, math.hypot(*halves)

@@ -210,7 +210,7 @@ def test_a_finished_run_of_another_configuration_is_refused_with_the_keys(tmp_pa
     run.root.mkdir()
     run.config.write_text(config_file.dump(config))
     run.summary.write_text('{"complete": true}')
-    with pytest.raises(RunError, match=r"now \(learner.entropy was 0.5 and is 0.02\): give the"):
+    with pytest.raises(RunError, match=r"\(learner.entropy was 0.5 and is 0.02\): give the"):
         sweep_runs._is_finished(read_ablation(options), cell)
 
 

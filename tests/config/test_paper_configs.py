@@ -195,7 +195,10 @@ def test_options_of_another_environment_do_not_shine_through(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('base = "nothing.toml"\n', r"mine.toml: its base 'nothing.toml' does not exist: .*nothing"),
+        (
+            'base = "nothing.toml"\n',
+            r"mine.toml: its base 'nothing.toml' does not exist: .*nothing",
+        ),
         (f'base = "{"long" * 100}"\n', r"mine.toml: its base 'longlong.*' does not exist: "),
         ("base = 3\n", r"mine.toml: `base` must be the path of a file, got 3"),
         ('base = "middle.toml"\n', r"its base 'middle.toml' has a base itself, 'whole.toml'"),

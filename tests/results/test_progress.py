@@ -172,7 +172,7 @@ def test_speed_is_that_of_the_last_half_minute_over_all_actors_and_their_restart
 def played(counts, num_trials, num_turns):
     """Let trials of so many turns arrive."""
     for _ in range(num_trials):
-        counts.arrived(trial([0.0] * num_turns))
+        counts.add_trial(trial([0.0] * num_turns))
 
 
 def test_a_batch_whose_trials_are_all_nearly_done_is_due_soon() -> None:

@@ -40,6 +40,7 @@ from mage_async.trials.win_stay import (
 from mage_services.actor.evaluator import played_references
 from mage_services.processes.process import in_time
 
+TREES = ("oak", "ash", "elm")
 ARMS = ("red", "green", "blue", "black")
 
 
@@ -73,13 +74,13 @@ class Boxes(Arms):
 
 
 class Asked(Arms):
-    """Be asked three colours, in an order that changes, each with an arm of its own."""
+    """Be asked three trees, in an order that changes, each with an arm of its own."""
 
-    words = (*ARMS, "oak", "ash", "elm", "paid", "nothing", "over")
+    words = (*ARMS, *TREES, "paid", "nothing", "over")
     max_turns = 3
 
     def reset(self, seed, task, episode):
-        self.arms = dict(zip(("oak", "ash", "elm"), random.Random(task).sample(ARMS, 3)))
+        self.arms = dict(zip(TREES, random.Random(task).sample(ARMS, 3), strict=True))
         self.left = random.Random(f"{seed}-{episode}").sample([*self.arms], 3)
         return self.left[0]
 

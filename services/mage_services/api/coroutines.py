@@ -17,8 +17,8 @@ T = TypeVar("T")
 def run_coroutine_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result; Ctrl-C cancels it.
 
-    If this thread has a running event loop, another thread runs the coroutine, and that loop
-    stands still meanwhile.
+    If this thread has a running event loop, another thread runs the coroutine, and the running loop
+    is blocked until then.
     """
     try:
         asyncio.get_running_loop()
@@ -138,7 +138,7 @@ class Background(Generic[T]):
 
 
 class _Nothing:
-    """Open nothing, as an asynchronous context manager: only the loop is wanted."""
+    """Open nothing, as an asynchronous context manager: only the loop is needed."""
 
     async def __aenter__(self) -> None: ...
 

@@ -174,7 +174,7 @@ async def _play(
     ladder: Ladder | None,
     guidance: GuidanceOf,
 ) -> tuple[dict[str, "Score"], dict[str, Any]]:
-    """Play the final sets with the controls; measure diversity and harder tasks if wanted.
+    """Play the final sets with the controls; measure diversity and harder tasks on request.
 
     Cancellation abandons all trials.
 
@@ -191,18 +191,18 @@ async def _play(
     async with made as engine, CallRunner(config.environment) as workers:
         evaluator = Evaluator(config, chat, engine, workers, config.evaluation.episodes)
         evaluator.guidance = guidance
-        final = _printed_of("the final sets and their controls")
+        final = _progress_printer("the final sets and their controls")
         sets = await evaluator.final(num_trials, final)
         if repeats:
-            tasks = _printed_of("the tasks that are played several times")
+            tasks = _progress_printer("the tasks that are played several times")
             more["diversity"] = await evaluator.diversity(num_trials, repeats, tasks)
         if ladder is not None:
-            harder = _printed_of("the harder tasks")
+            harder = _progress_printer("the harder tasks")
             more["harder"] = await score_rungs(ladder, sets["heldout"], evaluator, harder)
     return sets, msgspec.to_builtins(more)
 
 
-def _printed_of(what: str) -> Report:
+def _progress_printer(what: str) -> Report:
     """Return a function that prints now and then how many trials of some tasks are played, so that
     a long evaluation is not silent.
     """

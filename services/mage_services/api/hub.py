@@ -212,7 +212,7 @@ def card(
         f"{config.seed}{cloned}.",
         f"- Steps: {version} of {config.learner.steps}, each of {admission.groups_per_step} "
         f"groups of {admission.trials_per_group} trials; {staleness}.",
-        "- `config.toml` has every key, and `summary.json` every figure.",
+        "- `config.toml` has every key, and `summary.json` every result.",
         *("", "## Evaluation", "", *_evaluation(summary)),
     ]
     return "\n".join(lines) + "\n"

@@ -69,9 +69,9 @@ class Run:
         that of the final evaluation, as in the report.
 
         Columns are `version`, `time_s` (seconds since training began; NaN for a version that was
-        evaluated after it alone), `set` ("train" or
-        "heldout"), `episode` (from 1), `return` (per unit of the environment, such as a round) and
-        `ci95` (the half-width of its 95 % interval; NaN for a single trial).
+        evaluated only after training), `set` ("train" or "heldout"), `episode` (from 1), `return`
+        (per unit of the environment, such as a round) and `ci95` (the half-width of its 95 %
+        interval; NaN for a single trial).
 
         Returns:
             As `steps`.
@@ -164,14 +164,14 @@ class Run:
         from mage_async.inference.chat_files import load_chat
         from mage_services.journal.export import (
             journaled_trials,
+            selected_trials,
             token_columns,
             trial_row,
-            wanted_trials,
         )
 
         chat = load_chat(self._files.policy)
         # Without a step, a journal without any trial yields none.
-        select = journaled_trials if step is None else wanted_trials
+        select = journaled_trials if step is None else selected_trials
         found = select(self._files, chat, step=step)
         return (trial_row(each, chat) | (token_columns(each) if tokens else {}) for each in found)
 

@@ -114,7 +114,7 @@ def start_run(
             start.
         is_retried: See `RunDirectory.check_is_new`.
         cluster: Address of a Ray cluster; "" for this machine.
-        say: Called with each line for a person, until the run's own view begins.
+        say: Called with each line for the user, until the run's own view begins.
         runner: Runs what is played before the run begins, and may cancel it.
         printed: Replaces stdout while a user's class is called before the run; None: prints of the
             class are shown.
@@ -162,6 +162,7 @@ def start_run(
     if sentence := rungs_out_of_reach(config):
         say(sentence)
     given, default = config.warm_start, FromScriptIfAny()
+    # Two keys of the kind "auto" have no effect if it stands for the kind "win_stay".
     if isinstance(given, FromScriptIfAny) and isinstance(resolved.warm_start, FromWinStay):
         for key in ("gate", "max_steps"):
             if getattr(given, key) != getattr(default, key):
@@ -193,13 +194,13 @@ def start_run(
         config = run_preflight(config, num_actors, say, runner)
     elif directory.policy.is_dir():  # the class may have been edited
         check_words(config, directory.policy)
-    with ExitStack() as held:
+    with ExitStack() as lock:
         try:
             if run_dir is None:
-                directory = _made(directory)
+                directory = _make_new_directory(directory)
             else:
                 directory.root.mkdir(parents=True, exist_ok=True)
-            held.callback(os.close, take_lock(directory))
+            lock.callback(os.close, take_lock(directory))
             for each in edited(read_document(directory.launch).get("sources", {}), sources):
                 say(edit_note(each))
             if not is_resumed:
@@ -214,7 +215,7 @@ def start_run(
     return directory, code
 
 
-def _made(directory: RunDirectory) -> RunDirectory:
+def _make_new_directory(directory: RunDirectory) -> RunDirectory:
     """Make the directory of a run whose caller named none. Its name gets a number at the end if
     another run that was started in the same second has made a directory of this name.
     """

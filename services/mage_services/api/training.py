@@ -139,7 +139,7 @@ class Relay:
         self._is_stopped = False
         self._last_line = ""
         self.reason = ""
-        """The last line for a person before the summary: if the run did not end by itself, it says
+        """The last line for the user before the summary: if the run did not end by itself, it says
         why, and how to go on.
         """
         self.summary: dict[str, Any] | None = None
@@ -149,7 +149,7 @@ class Relay:
         self._queue.put((process, event))
 
     def line(self, text: str) -> None:
-        """Pass on a line for a person."""
+        """Pass on a line for the user."""
         self._last_line = text
         self._queue.put(("supervisor", {"event": "line", "text": text}))
 

@@ -68,5 +68,5 @@ def ablation_of(given: argparse.Namespace) -> "Matrix":
     from mage_async.results.sweep import STALENESS, cells
 
     numbers = {name: whole_numbers(given, name) for name in ("bounds", "lags", "seeds")}
-    wanted = cells(rules=given.rules, corrections=given.corrections, **numbers)
-    return matrix_of(given, wanted, STALENESS, varied=[])
+    to_run = cells(rules=given.rules, corrections=given.corrections, **numbers)
+    return matrix_of(given, to_run, STALENESS, varied=[])

@@ -8,7 +8,7 @@ from mage_services.cli.options import add_checkpoint, add_number, add_set, amoun
 HELP = "Talk with a run's policy, which remembers what was said."
 COMMANDS = (
     "/reset begins another conversation, /quit or Ctrl-D ends, /help prints this line; "
-    "a space before a slash says it to the policy"
+    "a line with a space before the slash goes to the policy"
 )
 
 

@@ -78,7 +78,7 @@ PARTS = (
     ("rules", "the rules in the prompt", "the docstring"),
     (
         "references",
-        "known returns beside those of the agent",
+        "known returns are shown next to those of the agent",
         "only random play, win-stay and version 0 are known",
     ),
     ("min_return", "returns have bounds, with max_return", "colours relative to the returns seen"),
@@ -119,7 +119,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.processes.child_process import ending_descendants
 
     with ending_descendants():
-        _check(_Wanted(given.environment, given.config, given.set), asyncio.run)
+        _check(_CheckArguments(given.environment, given.config, given.set), asyncio.run)
     return 0
 
 
@@ -145,10 +145,10 @@ def check(
     from mage_services.api.coroutines import run_coroutine_to_end
 
     name = address_of(environment) if isinstance(environment, type) else environment
-    _check(_Wanted(name, file, assignments_of(keys or {})), run_coroutine_to_end)
+    _check(_CheckArguments(name, file, assignments_of(keys or {})), run_coroutine_to_end)
 
 
-class _Wanted(NamedTuple):
+class _CheckArguments(NamedTuple):
     """Hold the arguments of a check: an environment, a configuration file, and assignments."""
 
     name: str | None
@@ -156,7 +156,7 @@ class _Wanted(NamedTuple):
     assignments: list[str]
 
 
-def _check(wanted: _Wanted, runner: "Runner") -> None:
+def _check(given: _CheckArguments, runner: "Runner") -> None:
     """Print the rehearsal, the declarations, the first turns and the returns of random play.
 
     Raises:
@@ -170,7 +170,7 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     from mage_services.api.start_to_report import check_start
     from mage_services.processes.process import unless_a_call_hangs
 
-    run_config, config = _configs(wanted)
+    run_config, config = _configs(given)
     check_keys(config)
     printed, say = CountedOutput(sys.stdout), partial(print, file=sys.stdout, flush=True)
     deadline_s = config.environment.step_deadline_s
@@ -181,7 +181,7 @@ def _check(wanted: _Wanted, runner: "Runner") -> None:
     play = _Play(printed, say, deadline_s, runner, time.monotonic() + TOTAL_S)
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
-            print(f"{name} is a program, which only a run can play: `{_first_step(wanted)}`")
+            print(f"{name} is a program, which only a run can play: `{_first_step(given)}`")
             continue
         _print_declared(part)
         play.listen(config, name, part)
@@ -221,7 +221,7 @@ class _Play:
 
     printed: CountedOutput
     say: Callable[[str], None]
-    """Takes a line about a call that has not returned."""
+    """Called with lines about a call that has not returned."""
     deadline_s: float
     """Seconds after which a call of the class counts as hanging."""
     runner: "Runner"
@@ -236,9 +236,9 @@ class _Play:
     """End of the last sentence, if the class should be corrected although a run can start; else "".
     """
     seconds: float = 0.0
-    """Seconds of a trial."""
+    """Mean seconds of a trial, of the player whose trials took longest."""
     waited_s: float = 0.0
-    """Seconds of a trial in which this process did not compute."""
+    """Seconds of such a trial in which this process did not compute."""
     _num_in_a_row: int = 0
     """Number of trials that failed by transient faults since the last complete one."""
     _name: str = ""
@@ -322,7 +322,9 @@ class _Play:
 
         found = self.within_budget(marked())
         # The time of a trial that was not finished is left out.
-        seconds, computed_s = ((ends[-1][each] - ends[0][each]) / len(found) for each in (0, 1))
+        (first_end, first_cpu_s), (last_end, last_cpu_s) = ends[0], ends[-1]
+        seconds = (last_end - first_end) / len(found)
+        computed_s = (last_cpu_s - first_cpu_s) / len(found)
         if seconds > self.seconds:
             self.seconds, self.waited_s = seconds, max(0.0, seconds - computed_s)
         return found
@@ -353,7 +355,7 @@ class _Play:
                 self.faults.append(str(fault))
 
 
-def _configs(wanted: _Wanted) -> "tuple[Config, Config]":
+def _configs(given: _CheckArguments) -> "tuple[Config, Config]":
     """Return the configuration with which a run would start, and the one that is rehearsed.
 
     They differ if the tiny policy cannot play the environment, and no assignment names the policy:
@@ -363,21 +365,21 @@ def _configs(wanted: _Wanted) -> "tuple[Config, Config]":
     from mage_async.config import config_file
     from mage_async.config.schema import Tiny
 
-    name = [] if wanted.name is None else [f"environment.name={json.dumps(wanted.name)}"]
-    file = None if wanted.file is None else str(wanted.file)
+    name = [] if given.name is None else [f"environment.name={json.dumps(given.name)}"]
+    file = None if given.file is None else str(given.file)
     load = partial(config_file.load, config_file.find(file))
-    config = load([*name, *wanted.assignments])
+    config = load([*name, *given.assignments])
     if isinstance(config.policy, Tiny) and any(tiny_fault(part) for _, part in named_parts(config)):
         # The assignments come last, so that they override this one.
-        return config, load([*name, "policy.kind=pretrained", *wanted.assignments])
+        return config, load([*name, "policy.kind=pretrained", *given.assignments])
     return config, config
 
 
-def _first_step(wanted: _Wanted) -> str:
+def _first_step(given: _CheckArguments) -> str:
     """Return the command that trains the configuration for one step."""
-    name = [] if wanted.name is None else [f"environment.name={wanted.name}"]
-    keys = [*name, *wanted.assignments, "learner.steps=1"]
-    config = [] if wanted.file is None else ["--config", wanted.file]
+    name = [] if given.name is None else [f"environment.name={given.name}"]
+    keys = [*name, *given.assignments, "learner.steps=1"]
+    config = [] if given.file is None else ["--config", given.file]
     return shlex.join(["mage", "train", *map(str, config), *(f"--set={key}" for key in keys)])
 
 

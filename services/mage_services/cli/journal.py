@@ -51,9 +51,9 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
 
     journal = open_journal(run.journal)
     trained = frozenset() if given.step is None else trained_in(journal.records(), given.step)
-    wanted = RecordFilter(tuple(given.kind), given.grant, given.step, trained)
+    record_filter = RecordFilter(tuple(given.kind), given.grant, given.step, trained)
     is_empty = True
-    for record in filter(wanted.wants, journal.records()):
+    for record in filter(record_filter.wants, journal.records()):
         is_empty = False
         kind, text = line_of(record)
         print(f"{kind:<12} {text}")
@@ -65,7 +65,7 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
 
 def _export(run: RunDirectory, given: argparse.Namespace) -> None:
     """Write the trials that match the filters to a file."""
-    from mage_services.journal.export import check_file, export, wanted_trials
+    from mage_services.journal.export import check_file, export, selected_trials
 
     if given.kind and "trial" not in given.kind:
         raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
@@ -74,6 +74,6 @@ def _export(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_async.inference.chat_files import load_chat
 
     chat = load_chat(run.policy)
-    trials = wanted_trials(run, chat, step=given.step, grant=given.grant)
+    trials = selected_trials(run, chat, step=given.step, grant=given.grant)
     count = export(trials, chat, given.export, run=run.root.resolve().name)
     print(f"{count} trial{'' if count == 1 else 's'} in {given.export}")

@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "There is a pair of keys for the learner and one for the actors; only their owner may read "
         "the files (mode 0600). A run uses them by transport.keys = DIR; `mage train --cluster` "
         "brings learner.key and actor.key_secret to the nodes of actors. Public keys of further "
-        "actors may be put beside them."
+        "actors may be put into the same folder."
     )
     parser.add_argument("action", choices=("new",), help="`new` makes two pairs of keys")
     parser.add_argument(

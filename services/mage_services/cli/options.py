@@ -96,12 +96,17 @@ def add_server(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def _parsed(text: str, kind: Callable[[str], T], accepts: Callable[[T], bool], wanted: str) -> T:
-    """Parse a number, as the `type` of an argument, and refuse one that is not `wanted`."""
+def _parsed(text: str, kind: Callable[[str], T], accepts: Callable[[T], bool], expected: str) -> T:
+    """Parse a number, as the `type` of an argument.
+
+    Args:
+        accepts: returns whether a number may be given.
+        expected: the numbers that may be given, in words for the error.
+    """
     with suppress(ValueError):
         if accepts(number := kind(text)):
             return number
-    raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+    raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
 
 
 def positive(text: str) -> int:

@@ -78,7 +78,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
         print(reward_table(rewards, trial.episode_rewards()))
 
 
-def ask_in_terminal(wanted: "HumanPrompt") -> str:
+def ask_in_terminal(prompt: "HumanPrompt") -> str:
     """Show the possible actions, and return the line that the person types. Ctrl-C raises
     `KeyboardInterrupt` at once.
     """
@@ -87,6 +87,6 @@ def ask_in_terminal(wanted: "HumanPrompt") -> str:
     # `uvloop.run` handles Ctrl-C on the event loop, which `input` blocks.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return input(f"[{shown(wanted.choices)}] > ")
+        return input(f"[{shown(prompt.choices)}] > ")
     finally:
         signal.signal(signal.SIGINT, before)

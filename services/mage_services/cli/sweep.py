@@ -158,12 +158,12 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
 
 
 def matrix_of(
-    given: argparse.Namespace, wanted: Iterable["Cell"], subject: "Subject", varied: Sequence[str]
+    given: argparse.Namespace, to_run: Iterable["Cell"], subject: "Subject", varied: Sequence[str]
 ) -> "Matrix":
     """Return the matrix of some cells, after a check of every configuration.
 
     Args:
-        wanted: The cells to run.
+        to_run: The cells of the matrix.
         subject: What the runs compare, for the report.
         varied: Words for the report's title, which also names configuration, method and `--set`.
 
@@ -178,8 +178,8 @@ def matrix_of(
         raise ConfigError("--parallel and --actors must be at least 1")
     if not given.for_s >= 0:
         raise ConfigError(f"--for-s must be a number from 0, got {given.for_s:g}")
-    wanted = list(wanted)
-    own = {_key(text) for cell in wanted for text in cell.assignments()}
+    cells = list(to_run)
+    own = {_key(text) for cell in cells for text in cell.assignments()}
     if both := own.intersection(map(_key, given.set)):
         raise ConfigError(
             f"--set {min(both)}: `{given.parser.prog}` itself sets this key in every run, so --set "
@@ -188,7 +188,7 @@ def matrix_of(
     file = config_file.find(given.config)
     # No evaluation while a run trains, and a smaller one than usual at its end.
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
-    configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
+    configs = checked_configs(file, cells, [*cheap, *given.set], given.method)
     notes = {config_file.note_on_staleness(config, given.method) for config in configs.values()}
     # A matrix that compares corrections, as an ablation does, shows what each does.
     note = "" if "learner.correction" in own else max(notes, default="")

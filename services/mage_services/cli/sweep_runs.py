@@ -135,7 +135,7 @@ def run_matrix(matrix: Matrix) -> int:
 
 
 def run_missing(matrix: Matrix) -> int:
-    """Do as `run_matrix`, in a folder that this process has locked."""
+    """Do the work of `run_matrix`, in a folder that this process has locked."""
     missing = [cell for cell in matrix.configs if not _is_finished(matrix, cell)]
     for cell in missing:
         # The folder of a cell is removed before its run. So this raises an error if a run is still
@@ -248,7 +248,8 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
             )
             try:
                 code = await process.wait()
-                if code < 0:  # a killed process, perhaps by the kernel for its memory, says nothing
+                # A process that was killed, perhaps by the kernel for its memory, logs no reason.
+                if code < 0:
                     log.write(f"killed by {signal.Signals(-code).name}\n".encode())
             finally:
                 if process.returncode is None:
@@ -273,9 +274,10 @@ def _is_finished(matrix: Matrix, cell: Cell) -> bool:
     if recorded != matrix.configs[cell]:
         found = config_file.differences(recorded, matrix.configs[cell], absent="none")
         keys = [f"{key} was {was} and is {now}" for key, was, now in found[:MOST_KEYS]]
-        keys += [f"{len(found) - MOST_KEYS} more"] * (len(found) > MOST_KEYS)
+        if len(found) > MOST_KEYS:
+            keys.append(f"{len(found) - MOST_KEYS} more")
         raise RunError(
-            f"{run.root} is done, and was run with another configuration than is asked for now "
+            f"{run.root} is done, but was run with another configuration "
             f"({', '.join(keys)}): give the same --config and --set, or another --run-dir"
         )
     launch = read_document(run.launch)

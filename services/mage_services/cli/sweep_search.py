@@ -32,7 +32,7 @@ from mage_services.cli.sweep_runs import lock_folder, run_missing
 from mage_services.terminal import lasting_output
 
 GOAL = "heldout_last_return"
-"""Name of the figure that is maximised, in the mean over seeds."""
+"""Name of the result (`FinishedRun.figures`) whose mean over seeds is maximised."""
 MOST_FAILURES = 2
 """Number of failures of a run after which its combination is given up; the machine may have caused
 one.
@@ -90,7 +90,7 @@ def search(axes: Sequence[Axis], count: int, seed: int, matrix_of: MatrixOf) -> 
 def _search(
     study: Any, axes: Sequence[Axis], count: int, empty: Matrix, matrix_of: MatrixOf
 ) -> int:
-    """Do as `search`, with Optuna's record, in a folder that this process has locked.
+    """Do the work of `search`, with Optuna's record, in a folder that this process has locked.
 
     Args:
         empty: The matrix without combinations.
@@ -129,11 +129,12 @@ def _means(matrix: Matrix) -> dict[Setting, float]:
     by_setting = defaultdict[Setting, list[float | None]](list)
     for cell in matrix.configs:
         by_setting[cell.setting].append(goals.get(cell))
-    return {
-        setting: statistics.fmean(known)
-        for setting, found in by_setting.items()
-        if len(known := [goal for goal in found if goal is not None]) == len(found)
-    }
+    means = dict[Setting, float]()
+    for setting, found in by_setting.items():
+        known = [goal for goal in found if goal is not None]
+        if len(known) == len(found):
+            means[setting] = statistics.fmean(known)
+    return means
 
 
 def _fault(setting: Setting, matrix_of: MatrixOf) -> ConfigError | None:

@@ -99,17 +99,17 @@ def journaled_trials(
     """
     check_journal(run)
     for each in steps_of(open_journal(run.journal).records()):
-        # Only the trials of wanted steps are attributed, because that takes long.
+        # Attribution takes long, so only the trials of the requested steps are attributed.
         grants = {group.grant for group in each.groups}
         if step in (None, each.step) and (grant is None or grant in grants):
             trials = attributed(each, chat.decode)
             yield from (trial for trial in trials if grant in (None, trial.grant))
 
 
-def wanted_trials(
+def selected_trials(
     run: RunDirectory, chat: ChatFormat, *, step: int | None = None, grant: int | None = None
 ) -> Iterator[AttributedTrial]:
-    """Do as `journaled_trials`, and refuse at once if the journal has no such trial.
+    """Return the same trials as `journaled_trials`; raise at once if the journal has none of them.
 
     Raises:
         RunError: the run has no journal, or the journal has no such trial.
