@@ -18,9 +18,9 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mage_kernels.advantage import EPSILON, ROUNDING
 from mage_kernels.dispatch import HEAD_CAPABILITIES
 from mage_kernels.fused import group_advantage, head_kernels
+from mage_kernels.group_advantage import EPSILON, ROUNDING
 from mage_kernels.surrogate import MAX_LOG_RATIO
 
 SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}

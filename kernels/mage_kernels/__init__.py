@@ -1,8 +1,8 @@
 """Compute the parts of RL that need kernels, each specified in plain PyTorch."""
 
-from mage_kernels.advantage import Cells, at_tokens, minus_baseline, over_rms
 from mage_kernels.chunked import planned_chunks
 from mage_kernels.dispatch import advantage_report, backend_report
+from mage_kernels.group_advantage import Cells, at_tokens, minus_baseline, over_rms
 from mage_kernels.head import (
     PolicyLoss,
     keeps_logits,

@@ -1,5 +1,5 @@
 """Compute group-normalised advantages by Triton kernels, in fp64, as specified in
-`mage_kernels.advantage`.
+`mage_kernels.group_advantage`.
 
 A cell is a set of turns that are compared with each other; a part is all turns of one trial in one
 cell. Turns are sorted by cell, and one program computes one cell. It reads the cell's turns several
@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage_kernels.advantage import EPSILON, ROUNDING, Cells
+from mage_kernels.group_advantage import EPSILON, ROUNDING, Cells
 
 BLOCKS = {"BLOCK_N": 256}
 """Number of turns that a program loads at a time."""
@@ -88,7 +88,7 @@ def minus_baseline_kernel(
     EPSILON: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Subtract the baseline of one cell from its turns; see `mage_kernels.advantage`."""
+    """Subtract the baseline of one cell from its turns; see `mage_kernels.group_advantage`."""
     cell = tl.program_id(0).to(tl.int64)
     start = tl.load(cell_starts_ptr + cell)
     stop = tl.load(cell_starts_ptr + cell + 1)
@@ -160,7 +160,7 @@ def over_rms_kernel(
     EPSILON: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Divide the turns of one cell by their root mean square; see `mage_kernels.advantage`."""
+    """Divide turns of one cell by their root mean square; see `mage_kernels.group_advantage`."""
     cell = tl.program_id(0).to(tl.int64)
     start = tl.load(cell_starts_ptr + cell)
     stop = tl.load(cell_starts_ptr + cell + 1)
@@ -190,7 +190,7 @@ def over_rms_kernel(
 def fused_minus_baseline(
     values: Tensor, cells: Cells, leave_one_out: bool, keep_lone: bool, divide_by_std: bool
 ) -> Tensor:
-    """Compute `mage_kernels.advantage.minus_baseline`."""
+    """Compute `mage_kernels.group_advantage.minus_baseline`."""
     return _by_cell(
         minus_baseline_kernel,
         cells,
@@ -203,7 +203,7 @@ def fused_minus_baseline(
 
 
 def fused_over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
-    """Compute `mage_kernels.advantage.over_rms`."""
+    """Compute `mage_kernels.group_advantage.over_rms`."""
     return _by_cell(over_rms_kernel, cells, values, magnitudes, ROUNDING=ROUNDING, EPSILON=epsilon)
 
 
