@@ -54,8 +54,8 @@ class Concurrency:
     """Measure groups and steps, and set `limit`, the number of groups to play at once.
 
     `limit` is `max_groups` until `min_groups` groups were measured, and always if the target is 1
-    or `max_staleness` is 0: then a batch is played whole before it is trained, and fewer groups at
-    a time would only make it later.
+    or `max_staleness` is 0. With a `max_staleness` of 0 every batch is played whole before it is
+    trained, so fewer groups at a time would only make it later.
     """
 
     max_groups: int

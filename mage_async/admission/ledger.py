@@ -243,9 +243,9 @@ class PendingGroup:
         expected = own_task(self.task, trial.index), self.granted.num_episodes
         if (trial.task, trial.num_episodes) != expected:
             return f"group {self.grant} is another task than the trial's"
-        guidance = self.granted.guidance
-        guidance = guidance and guidance.for_trial(trial.index)
-        if trial.memory != (guidance and guidance.version):
+        granted = self.granted.guidance
+        guidance = None if granted is None else granted.for_trial(trial.index)
+        if trial.memory != (None if guidance is None else guidance.version):
             return f"group {self.grant} was granted with other guidance than the trial's"
         return ""
 
@@ -874,9 +874,11 @@ class Ledger:
         group = self._remove(grant)
         assert group is not None, "only pending groups are dropped"
         is_fault = reason not in (OVER_AGE, NO_VARIANCE)
-        is_known = reason in self._dropped or not is_fault
-        is_counted_alone = is_known or len(self._dropped) < MAX_REASONS
-        self._dropped[reason if is_counted_alone else OTHER_REASONS] += 1
+        # `OVER_AGE` and `NO_VARIANCE` are always counted by name; other reasons, which actors may
+        # write, are counted together once there are too many of them.
+        is_new = is_fault and reason not in self._dropped
+        is_too_many = is_new and len(self._dropped) >= MAX_REASONS
+        self._dropped[OTHER_REASONS if is_too_many else reason] += 1
         if is_fault:
             self._drops_in_a_row += 1
             self._last_drop = reason

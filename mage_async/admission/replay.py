@@ -34,7 +34,7 @@ CONFIG_CHANGED = "the configuration was changed"
 CLASS_EDITED = "a class of the user was edited"
 """Reason for dropping the groups in flight of a run resumed with another source of its environment,
 agent or method."""
-NOT_PLAYED = {
+NO_EFFECT_ON_TRIALS = {
     "environment": (
         "step_deadline_s",
         "retries",
@@ -45,8 +45,9 @@ NOT_PLAYED = {
     ),
     "admission": ("max_groups_in_play", "over_age_target", "grant_deadline_s"),
 }
-"""Keys by section that change how long, how often and where trials are played, but no trial. People
-are advised to change some of them after faults, and `--resume` then keeps the groups in flight.
+"""Keys by section that change how long, how often and where trials are played, but not their content.
+People are advised to change some of these keys after faults, and `--resume` then keeps the groups
+in flight.
 """
 
 
@@ -199,10 +200,10 @@ def plays_the_same(one: Config, other: Config) -> bool:
 
 
 def _what_is_played(config: Config) -> dict[str, Any]:
-    """Return the values that groups in flight depend on, without those of `NOT_PLAYED`."""
+    """Return the values that groups in flight depend on, without those of `NO_EFFECT_ON_TRIALS`."""
     parts = ("seed", "environment", "trial", "transcript", "sampling", "admission")
     values = {part: msgspec.to_builtins(getattr(config, part)) for part in parts}
-    for part, keys in NOT_PLAYED.items():
+    for part, keys in NO_EFFECT_ON_TRIALS.items():
         for key in keys:
             del values[part][key]
     return values

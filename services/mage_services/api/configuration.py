@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mage_async import user_modules
-from mage_async.admission.replay import NOT_PLAYED
+from mage_async.admission.replay import NO_EFFECT_ON_TRIALS
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.config.tables import NONE
@@ -315,7 +315,7 @@ def _text_of(value: Any) -> str:
 
 NOT_TRAINED = (
     *("evaluation.", "transport.", "hardware.", "journal.", "supervision.", "doctor.", "tracking."),
-    *(f"{part}.{key}" for part, keys in NOT_PLAYED.items() for key in keys),
+    *(f"{part}.{key}" for part, keys in NO_EFFECT_ON_TRIALS.items() for key in keys),
 )
 """Beginnings of keys that change neither the play of training trials nor the training."""
 
