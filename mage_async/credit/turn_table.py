@@ -186,9 +186,9 @@ def _credited(
         episode: score * (share if trial.is_before_last(episode) else 1.0)
         for episode, score in zip(rewards, credited.scores, strict=True)
     }
-    for turn, paid in zip(trial.turns, bonus, strict=True):
+    for turn, amount in zip(trial.turns, bonus, strict=True):
         if turn.kind is Kind.ACT:
-            scores[turn.episode] += paid
+            scores[turn.episode] += amount
     bonuses_to_go = _bonus_to_go(trial, bonus, credit.turn_discount)
     returns: list[float] = []
     act_return = bonus_to_go = 0.0  # of the next act
@@ -204,14 +204,14 @@ def _credited(
 def _bonus_to_go(trial: Trial, bonus: Sequence[float], discount: float) -> list[float]:
     """Return, for each act, the discounted sum of bonuses from it to the end of its episode."""
     acts = [
-        (turn.episode, paid)
-        for turn, paid in zip(trial.turns, bonus, strict=True)
+        (turn.episode, amount)
+        for turn, amount in zip(trial.turns, bonus, strict=True)
         if turn.kind is Kind.ACT
     ]
     sums: list[float] = []
     next_episode = -1
-    for episode, paid in reversed(acts):
-        sums.append(paid + (discount * sums[-1] if episode == next_episode else 0.0))
+    for episode, amount in reversed(acts):
+        sums.append(amount + (discount * sums[-1] if episode == next_episode else 0.0))
         next_episode = episode
     return sums[::-1]
 
