@@ -521,8 +521,11 @@ def _check_learner(config: Config) -> None:
 
 
 def _check_population(config: Config, environment: Environment, self_play_share: float) -> None:
-    """Refuse returns without bounds, members that are both trained on and held out or have a name
-    with a meaning of its own, and past policies without a seat.
+    """Refuse a population that the environment cannot serve, or whose keys contradict each other.
+
+    Ratings of members need bounds on returns; past policies need a seat and an engine that serves
+    them. A member may not be both trained on and held out, nor have a name that means something
+    else, such as that of a version of the policy.
 
     Args:
         self_play_share: share of groups in which the policy plays both seats.
