@@ -45,9 +45,9 @@ NO_EFFECT_ON_TRIALS = {
     ),
     "admission": ("max_groups_in_play", "over_age_target", "grant_deadline_s"),
 }
-"""Keys by section that change how long, how often and where trials are played, but not their content.
-People are advised to change some of these keys after faults, and `--resume` then keeps the groups
-in flight.
+"""Keys by section that change how long, how often and where trials are played, but not what they
+contain. People are advised to change some of these keys after faults, and `--resume` then keeps the
+groups in flight.
 """
 
 
