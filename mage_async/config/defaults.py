@@ -173,9 +173,12 @@ FREE_TEXT_ON_CORES: Table = {
     # With 8 tokens, 25 of the first 30 answers of that class were cut.
     "transcript": {"max_action_tokens": 24},
 }
-"""Defaults that replace those of `ON_CORES` for a user's class whose actions are any text."""
+"""Defaults that replace those of `ON_CORES` for a dataset of reasoning-gym, or a user's class whose
+actions are any text."""
 PROGRAMS = ("agent:", "verifiers:")
 """Beginnings of the names of environments in which a program is the agent."""
+DATASETS = "reasoning-gym:"
+"""Beginning of the names of environments whose actions are answers to questions, in any text."""
 OWN_CLASSES = Registry("environment", {})
 """Imports a user's own class by its name."""
 
@@ -311,10 +314,11 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     # Other engines need a GPU, for which the schema's defaults are made.
     elif engine.get("kind") == "embedded":
         chosen.append(ON_CORES)
+        if any(map(_takes_any_text, _environment_names(whole))):
+            chosen.append(FREE_TEXT_ON_CORES)
+        # Last, because a call needs more tokens than a sentence, if a mix has both.
         if any(map(_calls_tools, _environment_names(whole))):
             chosen.append(CALLS_ON_CORES)
-        elif any(map(_takes_any_text, _environment_names(whole))):
-            chosen.append(FREE_TEXT_ON_CORES)
         if "lora" not in policy and _is_small(policy.get("source")):
             chosen.append(ALL_WEIGHTS)
             policy = merged(policy, ALL_WEIGHTS["policy"], Pretrained)
@@ -334,9 +338,12 @@ def _calls_tools(name: str) -> bool:
 
 
 def _takes_any_text(name: str) -> bool:
-    """Return whether this is the name of a user's class that never restricts its actions: neither
-    the class nor a method of it sets `legal_actions` or `legal_pattern`.
+    """Return whether this is the name of a reasoning-gym dataset, or of a user's class that never
+    restricts its actions: neither the class nor a method of it sets `legal_actions` or
+    `legal_pattern`.
     """
+    if name.startswith(DATASETS):
+        return True
     kind = _own_class(name)
     # A class with `begin` follows the protocol of this package, in which a play lists its actions.
     if hasattr(kind, "begin") or not hasattr(kind, "step"):

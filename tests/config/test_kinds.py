@@ -164,6 +164,16 @@ def test_free_text_gets_no_entropy_bonus_and_room_for_a_sentence(
     assert config.transcript.max_action_tokens == most
 
 
+def test_a_dataset_and_a_mix_with_a_class_of_free_text_get_no_entropy_bonus_either() -> None:
+    given = ["policy.source=models/mine", "environment.name=reasoning-gym:chain_sum"]
+    answers = quickstart(*given)
+    assert (answers.learner.entropy, answers.transcript.max_action_tokens) == (0.0, 24)
+    name = f"{AnyText.__module__}:{AnyText.__qualname__}"
+    parts = f'environment.options.parts=[{{name="agent:own:run"}}, {{name="{name}"}}]'
+    mixed = quickstart("policy.source=models/mine", "environment.name=mix", parts)
+    assert (mixed.learner.entropy, mixed.transcript.max_action_tokens) == (0.0, 128)
+
+
 @pytest.mark.parametrize(("second", "room"), [("boxes", 160), ("guess:Guess", 2048)])
 def test_a_mix_with_one_class_that_is_not_ours_has_the_defaults_of_such_a_class(
     second: str, room: int
