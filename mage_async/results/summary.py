@@ -521,14 +521,21 @@ def worse_note(summary: Mapping[str, Any]) -> str:
     if not better:
         references = summary.get("references", {}).get("heldout", {}).keys()
         is_played = "random" in references and references <= PLAYED_REFERENCES
-        if not is_played or _gap(own, rows["random"]) > 0:
+        # The interval of a single trial is NaN, and shows nothing.
+        if not is_played or not _gap(own, rows["random"]) <= 0:
             return ""
         digits = num_decimals([own.values[-1], rows["random"].values[-1]])
+        risen = [row for row in known if row.label == BEFORE_TRAINING and _gap(own, row) > 0]
         return (
             f"step {evaluated} earns {own.values[-1]:+.{digits}f} in the last held-out episode, no "
             f"more than random play, {rows['random'].values[-1]:+.{digits}f}, by their intervals: "
-            "nothing is learned yet. Easier tasks, partial rewards or a `script` to clone help "
-            "more than further steps"
+            + (
+                f"it earns more than before training, {risen[0].values[-1]:+.{digits}f}, so "
+                "further steps may help"
+                if risen
+                else "nothing is learned yet. Easier tasks, partial rewards or a `script` to clone "
+                "help more than further steps"
+            )
         )
     cure = f"; the best checkpoint is that of step {best}: mage evaluate RUN_DIR --checkpoint best"
     digits = num_decimals(row.values[-1] for row in (own, *better))

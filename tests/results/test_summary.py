@@ -148,6 +148,14 @@ def test_version_0_and_win_stay_are_rows_where_an_environment_states_none_and_a_
     assert "+0.100 in the last held-out episode, no more than random play, +0.000" in worse_note(
         summary
     )
+    assert "nothing is learned yet" in worse_note(summary)
+    summary["before_training"] = {"return_by_episode": [-0.5] * 3, "ci95_by_episode": halves}
+    assert worse_note(summary).endswith(
+        "it earns more than before training, -0.500, so further steps may help"
+    )
+    heldout["num_trials"], num_trials = 1, heldout["num_trials"]
+    assert not worse_note(summary), "a single trial shows nothing"
+    heldout["num_trials"] = num_trials
     summary["references"]["heldout"] = {"random": [-0.1] * 3}
     assert not worse_note(summary)
     summary["references"]["heldout"] = {"random": [0.0] * 3, "best": [1.0] * 3}
