@@ -155,7 +155,7 @@ class Evaluator:
         self._at_once = config.engine.max_contexts
         """Number of trials that are played concurrently."""
         self._final_sets = final_sets(config, episodes)
-        """Names of the sets of the final evaluation."""
+        """Names of the sets of a final evaluation, in the order in which they are played."""
         self.guidance: GuidanceOf = no_guidance
         """The text with which each trial begins."""
         self._num_sets = 0
