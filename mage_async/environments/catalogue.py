@@ -172,7 +172,8 @@ def _check_tools_are_methods(name: str, found: type) -> None:
     if isinstance(listed, list | tuple) and any(map(callable, listed)):
         raise ConfigError(
             f"environment {name!r}: functions in a list `tools` are not read: make each a method "
-            "that is marked with `@tool` of `mage_async.environments.tools`, instead of `step`"
+            "that is marked with `@tool` of `mage_async.environments.tools`, instead of `step`; if "
+            "`step` itself calls them, give the list another name"
         )
 
 
