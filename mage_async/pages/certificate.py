@@ -7,7 +7,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mage_async.pages.charts import Series, duration, figure, line_chart, percent, signed
+from mage_async.pages.charts import Series, duration, line_chart, percent, short_number, signed
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
 from mage_async.results.certificate import PlayCounts
@@ -193,10 +193,10 @@ def _returns(
 def _costs(costs: Mapping[str, Any]) -> Table:
     """Return the table of calls, tokens, seconds and money."""
     cells = {
-        "calls": figure(costs["calls"]),
-        "prompt tokens": figure(costs["prompt_tokens"]),
-        "of them from a cache": figure(costs["cached_tokens"]),
-        "sampled tokens": figure(costs["completion_tokens"]),
+        "calls": short_number(costs["calls"]),
+        "prompt tokens": short_number(costs["prompt_tokens"]),
+        "of them from a cache": short_number(costs["cached_tokens"]),
+        "sampled tokens": short_number(costs["completion_tokens"]),
         "time, all sessions": duration(costs["wall_s"]),
         "time of all calls": duration(costs["seconds"]),
     }

@@ -122,7 +122,7 @@ class Chart:
         have.
         """
         digits = num_decimals(other.finite[-1][1] for other, _ in self.labels) - 1
-        return figure(round(line.finite[-1][1], digits))
+        return short_number(round(line.finite[-1][1], digits))
 
     def with_links(self, address: Callable[[int], str], noun: str, xs: Sequence[int]) -> "Chart":
         """Return the chart with links: a click leads to the address of the nearest of `xs`.
@@ -167,7 +167,7 @@ def line_chart(
     # Among steps and versions, which are whole numbers, are no 1.5.
     is_whole = all(x % 1 == 0 for line in drawn for x, _ in line.finite)
     marks = [x for x in ticks(*area.x, 5) if not is_whole or x % 1 == 0]
-    named = x_names or [(x, figure(x)) for x in marks]
+    named = x_names or [(x, short_number(x)) for x in marks]
     return Chart(alt_text, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
 
 
@@ -324,14 +324,14 @@ class BinEdges:
     def label(self, number: int) -> str:
         """Return the lower end of a bin, or its whole number."""
         middle = 0.5 if self.are_whole_numbers else 0.0
-        return figure(round(self.low + number * self.width + middle, 9))
+        return short_number(round(self.low + number * self.width + middle, 9))
 
     def title(self, number: int) -> str:
         """Return the range of a bin in words, or its whole number."""
         start = self.low + number * self.width
         if self.are_whole_numbers:
             return signed(start + 0.5, 0)
-        return f"{figure(round(start, 9))} to {figure(round(start + self.width, 9))}"
+        return f"{short_number(round(start, 9))} to {short_number(round(start + self.width, 9))}"
 
 
 def bin_edges(values: Sequence[float]) -> BinEdges:
@@ -510,7 +510,7 @@ def arrows(returns: Sequence[float]) -> str:
     return " → ".join(signed(value, digits) for value in returns)
 
 
-def figure(value: float) -> str:
+def short_number(value: float) -> str:
     """Format a quantity with about three significant digits: 0.0123, 1.23, 1,234, 12.3k, 8.1e−7."""
     if not math.isfinite(value):
         return _not_finite(value)

@@ -18,7 +18,7 @@ from mage_async.config import config_file
 from mage_async.config.config_file import flat_config
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.pages.charts import Chart, Series, duration, figure, line_chart, signed
+from mage_async.pages.charts import Chart, Series, duration, line_chart, short_number, signed
 from mage_async.pages.curves import curve_points
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
@@ -407,7 +407,7 @@ def _interval_text(values: Sequence[float]) -> str:
 def _bare_mean(arm: Arm, *path: str) -> str:
     """Return the mean of a number of the summary over the runs of an arm, without an interval."""
     values = arm.values(*path)
-    return figure(statistics.fmean(values)) if values else "–"
+    return short_number(statistics.fmean(values)) if values else "–"
 
 
 REACHED: Mapping[str, Callable[[Arm], str]] = {
@@ -425,7 +425,7 @@ COST: Mapping[str, Callable[[Arm], str]] = {
     "trials/s": lambda arm: _bare_mean(arm, "throughput", "trials_per_s"),
     "generated tokens/s": lambda arm: _bare_mean(arm, "throughput", "generated_tokens_per_s"),
     "staleness, mean": lambda arm: _bare_mean(arm, "staleness", "mean"),
-    "largest": lambda arm: figure(max(arm.values("staleness", "max"), default=0.0)),
-    "dropped": lambda arm: figure(sum(arm.values("trials", "dropped"))),
+    "largest": lambda arm: short_number(max(arm.values("staleness", "max"), default=0.0)),
+    "dropped": lambda arm: short_number(sum(arm.values("trials", "dropped"))),
 }
 """Columns of the table of costs: names, and functions that return the text for an arm."""

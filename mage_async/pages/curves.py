@@ -9,8 +9,8 @@ from mage_async.pages.charts import (
     Chart,
     Point,
     Series,
-    figure,
     line_chart,
+    short_number,
     small_chart,
     words,
     y_range,
@@ -268,7 +268,7 @@ def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart
 
 def with_unit(name: str, value: float) -> str:
     """Return the value of a metric with its unit; without one for numbers, shares and rates."""
-    text, unit = figure(value), explanation_of(name)[0]
+    text, unit = short_number(value), explanation_of(name)[0]
     if text == "1" and "/" not in unit and unit != "s":
         unit = unit.removesuffix("s")  # 1 step
     return text if unit in ("", "1", "share", "1/s") else f"{text} {unit}"

@@ -16,9 +16,9 @@ from mage_async.pages.charts import (
     counted,
     duration,
     fate_bar,
-    figure,
     line_chart,
     percent,
+    short_number,
     signed,
     time_bars,
     words,
@@ -201,7 +201,7 @@ def _last(score: Score) -> str:
 
 
 def _loss(heldout: Score, control: Score) -> tuple[float, float]:
-    """Return by how much a control lowers the last return, and the half-width of the difference."""
+    """Return by how much a control lowers the last return, with the half-width of that loss."""
     loss = heldout["return_by_episode"][-1] - control["return_by_episode"][-1]
     halves = halves_of(heldout)[-1], halves_of(control)[-1]
     return loss, math.hypot(*halves)
@@ -234,11 +234,11 @@ def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
         spent.append(f"{duration(summary['processor_s'])} of CPU time")
     rows = [("wall time", duration(summary["wall_s"]), "; ".join(spent))]
     if rates:
-        speed = f"{figure(rates['generated_tokens_per_s'])} sampled tokens/s"
-        rows.append(("trials/s", figure(rates["trials_per_s"]), speed))
+        speed = f"{short_number(rates['generated_tokens_per_s'])} sampled tokens/s"
+        rows.append(("trials/s", short_number(rates["trials_per_s"]), speed))
     if staleness:
         lag = f" + {admission.lag} of lag" if admission.lag else ""
-        bound = f"max {figure(staleness['max'])}"
+        bound = f"max {short_number(staleness['max'])}"
         if admission.most_stale is None:
             bound += f"; rule {admission.rule!r} has no bound"
         else:
@@ -248,10 +248,10 @@ def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
         reuse = f"{percent(cache['reuse_rate'])} of tokens computed before"
         rows.append(("prefix-cache hits", percent(cache["hit_rate"]), reuse))
     if mismatch:
-        mean = f"nats; mean {figure(mismatch['mean_abs'])}"
-        rows.append(("log-prob mismatch, max", figure(mismatch["max_abs"]), mean))
+        mean = f"nats; mean {short_number(mismatch['mean_abs'])}"
+        rows.append(("log-prob mismatch, max", short_number(mismatch["max_abs"]), mean))
     if "invalid_actions_per_trial" in summary:
-        invalid = figure(round(summary["invalid_actions_per_trial"], 3))
+        invalid = short_number(round(summary["invalid_actions_per_trial"], 3))
         rows.append(("invalid actions", invalid, "a trial, while training"))
     for source, count in summary.get("injections", {}).items():
         rows.append(("special tokens in text", f"{count:,}", f"observations of {source}"))

@@ -12,8 +12,8 @@ from mage_async.pages.charts import (
     Series,
     age_bar,
     counted,
-    figure,
     line_chart,
+    short_number,
     signed,
     words,
 )
@@ -247,10 +247,10 @@ def _mean_cell(name: str, by_run: Sequence[float]) -> TableCell:
     mean, half = interval(known)
     is_exact = math.isnan(half) or half <= 1e-6 * abs(mean)
     is_return = name.endswith("return")
-    text = signed(mean, num_decimals((mean, half))) if is_return else figure(mean)
+    text = signed(mean, num_decimals((mean, half))) if is_return else short_number(mean)
     if is_return and half == 0:
         return TableCell(text, "± ?")
-    return TableCell(text, "" if is_exact else f"± {figure(half)}")
+    return TableCell(text, "" if is_exact else f"± {short_number(half)}")
 
 
 def _chart(

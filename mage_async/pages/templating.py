@@ -13,7 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mage_async.pages.charts import Chart, Histogram, arrows, counted, figure, percent, signed
+from mage_async.pages.charts import Chart, Histogram, arrows, counted, percent, short_number, signed
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = TEMPLATES / "style.css"
@@ -73,7 +73,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters |= {
     "arrows": arrows,
     "counted": counted,
-    "figure": figure,
+    "short_number": short_number,
     "signed": signed,
     "svg": svg,
 }

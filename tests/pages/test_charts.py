@@ -16,10 +16,10 @@ from mage_async.pages.charts import (
     bin_edges,
     counted,
     duration,
-    figure,
     histogram,
     line_chart,
     percent,
+    short_number,
     signed,
     small_chart,
     spread,
@@ -122,7 +122,7 @@ def test_numbers_read_as_a_person_writes_them():
     ]
     assert [signed(-0.001, 2), signed(675.4), signed(-12e3)] == ["0.00", "+675", "−12,000"]
     assert arrows([0.0004, 0.00051]) == "+0.00040 → +0.00051"
-    assert [figure(v) for v in (0.0, 0.0123, 1.234, 56.78, 1234.0, 29376.0, 2.5e6)] == [
+    assert [short_number(v) for v in (0.0, 0.0123, 1.234, 56.78, 1234.0, 29376.0, 2.5e6)] == [
         "0",
         "0.0123",
         "1.23",
@@ -131,7 +131,7 @@ def test_numbers_read_as_a_person_writes_them():
         "29.4k",
         "2.50M",
     ]
-    assert [figure(v) for v in (9_999.6, 999_940, 999_960, 999_996_000, 1e9, 2e17)] == [
+    assert [short_number(v) for v in (9_999.6, 999_940, 999_960, 999_996_000, 1e9, 2e17)] == [
         "10.0k",
         "999.9k",
         "1.00M",
@@ -139,8 +139,13 @@ def test_numbers_read_as_a_person_writes_them():
         "1.00G",
         "2.0e17",
     ]
-    assert [figure(v) for v in (-0.5, 9e-7, 1.0004, 12345678)] == ["−0.5", "9.0e−7", "1", "12.35M"]
-    assert figure(round(-0.003, 2)) == "0"
+    assert [short_number(v) for v in (-0.5, 9e-7, 1.0004, 12345678)] == [
+        "−0.5",
+        "9.0e−7",
+        "1",
+        "12.35M",
+    ]
+    assert short_number(round(-0.003, 2)) == "0"
     assert [duration(s) for s in (9.34, 59.96, 96.3, 7500.0)] == [
         "9.3 s",
         "1 min 00 s",
@@ -157,7 +162,7 @@ def test_numbers_read_as_a_person_writes_them():
     ]
 
 
-@pytest.mark.parametrize("written", [figure, signed, percent])
+@pytest.mark.parametrize("written", [short_number, signed, percent])
 def test_a_number_that_is_not_finite_is_written_as_such(written):
     assert [written(v) for v in (math.nan, math.inf, -math.inf)] == ["NaN", "∞", "−∞"]
 

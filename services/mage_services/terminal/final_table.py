@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mage_async.admission.ledger import OTHER_REASONS
-from mage_async.pages.charts import counted, figure
+from mage_async.pages.charts import counted, short_number
 from mage_async.results.intervals import half_text
 from mage_async.results.progress import drop_kind, dropped_by_kind, printable
 from mage_async.results.summary import (
@@ -153,8 +153,8 @@ def _costs(summary: dict[str, Any]) -> list[str]:
     if "warm_start_s" in summary:
         lines[0] += f", warm start {summary['warm_start_s']:.1f} s of it"
     if rates:
-        lines[0] += f"; {figure(rates['trials_per_s'])} trials/s"
-        lines[0] += f", {figure(rates['generated_tokens_per_s'])} sampled tokens/s"
+        lines[0] += f"; {short_number(rates['trials_per_s'])} trials/s"
+        lines[0] += f", {short_number(rates['generated_tokens_per_s'])} sampled tokens/s"
     if staleness:
         lines.append(f"staleness mean {staleness['mean']:.2f}, max {staleness['max']:g}")
     if cache:

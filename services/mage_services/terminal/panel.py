@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from mage_async.pages.charts import figure
+from mage_async.pages.charts import short_number
 from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import num_decimals
@@ -242,9 +242,9 @@ def _figures(state: RunState) -> RenderableType:
         bound = ", no bound" if most_stale is None else f" of {most_stale} allowed"
         grid.add_row(
             "speed",
-            f"{figure(last['trials_per_s'])} [dim]trials/s[/]  "
-            f"{figure(last['generated_tokens_per_s'])} [dim]sampled[/]  "
-            f"{figure(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
+            f"{short_number(last['trials_per_s'])} [dim]trials/s[/]  "
+            f"{short_number(last['generated_tokens_per_s'])} [dim]sampled[/]  "
+            f"{short_number(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
         )
         grid.add_row(
             "staleness",

@@ -27,9 +27,9 @@ from mage_async.pages.charts import (
     Series,
     ago,
     duration,
-    figure,
     line_chart,
     percent,
+    short_number,
     signed,
     time_bars,
 )
@@ -169,10 +169,10 @@ def _tiles(records: RunRecords, state: str) -> list[Tile]:
     tiles += [
         Tile(f"batch of step {last['step']}", last_return, "last episode", css="train"),
         Tile("training", duration(last["time_s"]), progress),
-        Tile("trials/s", figure(last["trials_per_s"]), "of the last step"),
+        Tile("trials/s", short_number(last["trials_per_s"]), "of the last step"),
     ]
     if "staleness_mean" in last:
-        most = f"max {figure(last['staleness_max'])}"
+        most = f"max {short_number(last['staleness_max'])}"
         tiles.append(Tile("staleness", f"{last['staleness_mean']:.2f}", f"mean, in steps; {most}"))
     if "valid_action_share" in last:
         tiles.append(Tile("valid actions", percent(last["valid_action_share"]), "of the last step"))

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from mage_async.errors import MageError, RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.pages.charts import Histogram, bin_edges, figure, histogram, words
+from mage_async.pages.charts import Histogram, bin_edges, histogram, short_number, words
 from mage_async.pages.curves import with_unit
 from mage_async.pages.templating import fill
 from mage_async.pages.turns import ShownTurn, TurnCredit, shown_tokens, shown_trial
@@ -229,7 +229,7 @@ def step(request: PageRequest) -> Markup:
             if name in metrics
         ],
         others=[
-            (name, figure(value))
+            (name, short_number(value))
             for name, value in metrics.items()
             if isinstance(value, int | float) and name not in FIRST_METRICS
         ],
