@@ -327,7 +327,7 @@ def test_groups_of_a_peer_that_does_not_come_back_after_a_restart_are_granted_ag
         actor = await site.connect(group_quota=5)
         assert 0 not in {grant.grant for grant in grants(await read(actor))}
         site.now += SILENCE_S + 1
-        site.coordinator.peers[actor.peer].last_heard = site.now
+        site.coordinator.peers[actor.peer].last_message_at = site.now
         site.coordinator.tick()
         (again,) = grants(await read(actor))
         assert (again.grant, again.epoch) == (0, 1)

@@ -102,7 +102,7 @@ class KnownPeer:
     """Describe a peer that has said Hello."""
 
     hello: Hello
-    last_heard: float
+    last_message_at: float
     """When its last message came, by the coordinator's clock."""
     heartbeat: Heartbeat | None = None
     """The last heartbeat; None before the first."""
@@ -125,11 +125,11 @@ class KnownPeer:
 
     def is_newly_silent(self, now: float) -> bool:
         """Return whether an actor has been silent for too long and is not marked as away yet."""
-        return self.is_present_actor and now - self.last_heard > self.patience_s()
+        return self.is_present_actor and now - self.last_message_at > self.patience_s()
 
     def is_lost(self, now: float) -> bool:
         """Return whether an actor has been away long enough to be forgotten."""
-        return self.is_away and now - self.last_heard > LOST_INTERVALS * self.patience_s()
+        return self.is_away and now - self.last_message_at > LOST_INTERVALS * self.patience_s()
 
 
 @dataclass(slots=True)
@@ -374,8 +374,8 @@ class Coordinator:
         return known
 
     def note(self, sentence: str) -> None:
-        """Keep a sentence about what went wrong, for the terminal and the run log."""
-        self.faults = [*self.faults, sentence][-MAX_FAULTS:]
+        """Keep a sentence about what went wrong, which the terminal and the run's files show."""
+        self.faults = [*self.faults[1 - MAX_FAULTS :], sentence]
 
     # Peers that come and go.
 
@@ -404,8 +404,8 @@ class Coordinator:
             self._welcome_and_repeat_grants(peer)
 
     def _welcome_and_repeat_grants(self, peer: Peer) -> None:
-        """Welcome a peer, and repeat its grants, some of which it may not have received."""
-        self.peers[peer].last_heard = self.clock()  # until now the learner kept it waiting
+        """Welcome a peer, and repeat its grants: it may not have received all of them."""
+        self.peers[peer].last_message_at = self.clock()  # until now the learner kept it waiting
         self._welcome(peer)
         deadline_s = self.config.admission.grant_deadline_s
         for grant in self.ledger.renew_grants(peer, now=self.clock(), deadline_s=deadline_s):
@@ -420,7 +420,7 @@ class Coordinator:
     def _note_sign_of_life(self, peer: Peer, known: KnownPeer) -> None:
         """Note that a peer has sent a message; one that was away may be granted groups again."""
         was_away, known.is_away = known.is_away, False
-        known.last_heard = self.clock()
+        known.last_message_at = self.clock()
         if was_away:
             self._set_quota(peer)
             if self.weights.is_open:
@@ -446,7 +446,7 @@ class Coordinator:
                 self._set_quota(peer)
                 self.ledger.peer_gone(peer)
             elif known.is_lost(now):
-                silent_s = now - known.last_heard
+                silent_s = now - known.last_message_at
                 self.note(f"{peer}: forgotten, it has been silent for {silent_s:.0f} s")
                 self.channel.forget(peer)
                 self._remove(peer)
@@ -479,7 +479,7 @@ class Coordinator:
             self.note(f"the learner itself did not run for {gap:.1f} s")
             self._opened_at += gap
             for known in self.peers.values():
-                known.last_heard = now
+                known.last_message_at = now
         if gap > STALL_S or self._is_full:  # no result was taken in
             self.ledger.postpone_deadlines(gap, now + self.config.admission.grant_deadline_s)
 

@@ -54,7 +54,8 @@ from mage_services.weights.weight_store import WeightStore
 #     ranks     the end of another rank    ends the learner
 #     publish   a copy of new weights      writes it, and announces the version to the peers
 #
-# Meanwhile, `TrainingLoop.train` waits for `arrived`, takes a batch of groups and trains on it.
+# Besides these tasks, `TrainingLoop.train` waits for `arrived`, takes a batch of groups and trains
+# on it.
 # Until the last step this is its only wait for actors: after a step it copies the weights and goes
 # on, and the task `publish` writes and announces the copy.
 #

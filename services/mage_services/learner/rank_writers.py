@@ -207,14 +207,15 @@ class ShardedFiles:
         """
         trainer, places = self._trainer, file_places(self._trainer.model)
         scored = [] if logprobs is None else logprobs.tolist()
-        # The tensors are written before their digests are known. So the offset at which they begin
-        # is the length of a header with placeholders. The fingerprint of a version with log-probs
-        # has a digest of each tensor, that of any other version a single digest of sampled bytes.
-        draft = fingerprint_of(trainer.version, places, None, scored)
+        fingerprint = fingerprint_of(trainer.version, places, None, scored)  # not written yet
+        digests = {place.name: NO_DIGEST for place in places}
+        # The tensors are written before their digests are known. A header of the final length says
+        # at which offset they begin. The fingerprint of a scored version has a digest of each
+        # tensor, that of any other version a single digest of sampled bytes (`fingerprint_of`).
         if scored:
-            draft = replace(draft, tensors={place.name: NO_DIGEST for place in places})
+            draft = replace(fingerprint, tensors=digests)
         else:
-            draft = replace(draft, sample=NO_DIGEST)
+            draft = replace(fingerprint, sample=NO_DIGEST)
         start = len(head_of(places, draft))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
@@ -243,7 +244,7 @@ class ShardedFiles:
             chat_source: Model directory whose tokenizer and chat template are copied.
             folder: Folder of all checkpoints of the run.
             counters: Counters that the checkpoint keeps for the learner (`Training.counters`).
-            best: A checkpoint that is not deleted, although it may not be among the newest ones.
+            best: A checkpoint that is kept in addition to the newest ones.
             digest: Digest of the weights, by which a reader checks that they are whole.
         """
         trainer = self._trainer

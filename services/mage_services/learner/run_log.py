@@ -173,7 +173,7 @@ class RunLog:
         return {"learner": self.time.seconds(), **self._coordinator.blocked_s()}
 
     def view(self) -> dict[str, Any]:
-        """Return what the terminal shows besides the metrics of a step."""
+        """Return what the terminal shows in addition to the metrics of a step."""
         return {
             "trials": trial_counts(self._coordinator.ledger.counts()),
             "blocked_s": self.blocked_s(),
