@@ -385,7 +385,7 @@ _CASES = [
     ),
     Case(
         "step_blocks_interpreter",
-        r"actor-\d:? (said nothing for too long and was killed|still silent).*task\.py",
+        r"actor-\d:? (sent no heartbeat for too long and was killed|still silent).*task\.py",
         r"environment\.workers",
         ends=False,
         code=run_step("re.match('(a+)+$', 'a' * 60 + 'b')"),
@@ -580,7 +580,7 @@ _CASES = [
     ),
     Case(
         "actor_stopped",
-        r"actor-0.* (silent|said nothing)",
+        r"actor-0.* (silent|sent no heartbeat)",
         r"supervision\.silence_s|started again",
         ends=False,
         harm=lambda sandbox: sandbox.kill("actor-0", signal.SIGSTOP),

@@ -121,12 +121,12 @@ def test_all_are_heard_when_the_evaluator_and_every_owner_of_a_group_said_hello(
             task, num_episodes=3, peer=peer, now=site.now, deadline_s=DEADLINE_S
         )
         site.coordinator.open(publication(0))
-        heard = [site.coordinator.has_heard_all()]
+        heard = [site.coordinator.has_all_hellos()]
         for name in ("actor-0", "evaluator"):
             site.coordinator.greeted.clear()
             await site.connect(name)
             assert site.coordinator.greeted.is_set()
-            heard.append(site.coordinator.has_heard_all())
+            heard.append(site.coordinator.has_all_hellos())
         assert heard == [False, False, True]
 
     run(main)

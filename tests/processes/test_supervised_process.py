@@ -212,7 +212,7 @@ def test_a_silent_child_is_killed_and_says_so_in_its_failure_line(run: Run) -> N
         assert [event["event"] for event in events] == ["ready"]
         failure_line = child.failure_line(code)
         assert failure_line.startswith(
-            "actor-0 said nothing for too long and was killed: it was at "
+            "actor-0 sent no heartbeat for too long and was killed: it was at "
         )
         assert failure_line.endswith("child_0.py, line 8, in main")
 
@@ -274,7 +274,7 @@ def test_a_silent_child_whose_log_was_deleted_is_noted_and_killed(
         events, code = await life(child, silence_s=1.0)
         assert events[1]["text"].startswith("silent for 0.2 s; ")
         assert child.failure_line(code) == (
-            f"actor-0 said nothing for too long and was killed; see {child.spec.log}"
+            f"actor-0 sent no heartbeat for too long and was killed; see {child.spec.log}"
         )
 
     run(main)

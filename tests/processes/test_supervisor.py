@@ -293,7 +293,9 @@ def test_a_silent_process_is_killed_and_started_again(
     config = config_file.load(config_file.find(None), assignments)
     supervisor = Supervisor(site.run, config, 1, "ipc://none", site.view)
     patiently(supervisor.supervise())
-    assert site.view.restarts()[0].startswith("actor-0 said nothing for too long and was killed")
+    assert site.view.restarts()[0].startswith(
+        "actor-0 sent no heartbeat for too long and was killed"
+    )
     assert len(site.lives("actor-0")) == 2
 
 

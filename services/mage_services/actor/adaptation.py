@@ -119,7 +119,7 @@ class Record:
         """Name of the model that has answered."""
         self.fingerprints: set[str] = set()
         """Every `system_fingerprint` of the endpoint's answers."""
-        self._held: list[tuple[Path, dict[str, Any]]] = []
+        self._delayed: list[tuple[Path, dict[str, Any]]] = []
         """Lines that are written only once an answer with text follows: empty answers, and all
         lines after them. If none follows, the endpoint was out of order, and no trial must depend
         on its empty answers."""
@@ -136,26 +136,26 @@ class Record:
             line: name of its trial, its usage, and the name of the model that has answered, with
                 the text of an endpoint's answer, or the tokens of a model that this process runs.
         """
-        self._held.append((self._answers_file, line))
+        self._delayed.append((self._answers_file, line))
         if not line["empty"]:
-            self.write_held()
+            self.write_delayed()
         self._add_answer_line(line)
 
     def add_outcome(self, trial: str, outcome: Outcome) -> None:
         """Write the outcome of a finished trial down; raise a `RunError` as `add_answer` does."""
-        behind_empty = bool(self._held)
-        self._held.append((self._trials_file, {"trial": trial, **asdict(outcome)}))
-        if not behind_empty:
-            self.write_held()
+        is_delayed = bool(self._delayed)
+        self._delayed.append((self._trials_file, {"trial": trial, **asdict(outcome)}))
+        if not is_delayed:
+            self.write_delayed()
         self.outcomes[trial] = outcome
 
-    def write_held(self) -> None:
-        """Write the lines that wait; raise a `RunError` as `add_answer` does."""
-        while self._held:
-            file, line = self._held[0]
+    def write_delayed(self) -> None:
+        """Write the delayed lines; raise a `RunError` as `add_answer` does."""
+        while self._delayed:
+            file, line = self._delayed[0]
             with writing(str(file), "make room"):
                 append_lines(file, [line])
-            del self._held[0]
+            del self._delayed[0]
 
     def _add_answer_line(self, line: Mapping[str, Any]) -> None:
         """Add a line of the file of answers to this object."""
@@ -270,7 +270,7 @@ class Measurement:
                 for key in self._keys(arms):
                     if key.name not in self.record.outcomes:
                         group.create_task(self._play(key), name=key.name)
-        self.record.write_held()
+        self.record.write_delayed()
 
     def num_trials(self) -> int:
         """Return the number of trials of the whole measurement."""

@@ -329,7 +329,7 @@ class Leases:
 
 @dataclass(slots=True, eq=False)
 class CallClock:
-    """Measure the time of a call. The clock stands still while a program waits for the policy's
+    """Measure the time of a call. The clock is stopped while a program waits for the policy's
     answers: that is the engine's time.
     """
 
@@ -337,12 +337,14 @@ class CallClock:
     limit: asyncio.Timeout
     """Ends the call at its deadline."""
     began: float
-    """When the call began, in the event loop's time, plus the seconds for which the clock stood."""
+    """When the call began, in the event loop's time, plus the seconds for which the clock was
+    stopped since.
+    """
     stopped_at: float
     """When the clock last stopped, in the event loop's time."""
-    num_holds: int = 1
-    """How many callers hold the clock now; it runs while this is 0. A new clock is held once, until
-    `CallRunner` starts it.
+    num_stops: int = 1
+    """How many callers keep the clock stopped now; it runs while this is 0. A new clock is stopped
+    once, until `CallRunner` starts it.
     """
 
 
@@ -369,8 +371,8 @@ class CallRunner:
         """Seconds in which at least one clock ran, over the periods that have ended; and the start
         of the current period, in the event loop's time.
         """
-        self._next_look: asyncio.TimerHandle | None = None
-        """Timer that looks for slow calls."""
+        self._next_check: asyncio.TimerHandle | None = None
+        """Timer of the next `_check_for_slow_calls`."""
         self._known_slow: set[str] = set()
         """Names of the functions for which a slow call was reported."""
         self._leases = Leases(config.most_open, config.idle_s, self._close_idle)
@@ -481,28 +483,28 @@ class CallRunner:
         clock = CallClock(call, limit, now, now)
         if isinstance(call.callee, AgentProgram):
             # The program's session enters this context while a request waits for the policy.
-            call.callee.session.waiting = partial(self._held, clock)
-        self._go_on(clock)
+            call.callee.session.waiting = partial(self._stopped, clock)
+        self._resume(clock)
         try:
             yield
         finally:
-            # Never released: a request to the policy may end after the program's own call, and must
-            # not start the clock again.
-            self._hold(clock)
+            # Never started again: a request to the policy may end after the program's own call, and
+            # must not resume the clock.
+            self._stop(clock)
 
     @contextmanager
-    def _held(self, clock: CallClock) -> Iterator[None]:
-        """Let a clock stand still within the context; several may overlap."""
-        self._hold(clock)
+    def _stopped(self, clock: CallClock) -> Iterator[None]:
+        """Stop a clock within the context; several contexts of one clock may overlap."""
+        self._stop(clock)
         try:
             yield
         finally:
-            self._go_on(clock)
+            self._resume(clock)
 
-    def _hold(self, clock: CallClock) -> None:
-        """Stop a clock, if nobody holds it yet, and suspend its deadline."""
-        clock.num_holds += 1
-        if clock.num_holds > 1:
+    def _stop(self, clock: CallClock) -> None:
+        """Stop a clock, unless it is stopped already, and suspend its deadline."""
+        clock.num_stops += 1
+        if clock.num_stops > 1:
             return
         clock.stopped_at = asyncio.get_running_loop().time()
         self._running.remove(clock)
@@ -511,40 +513,40 @@ class CallRunner:
         if not clock.limit.expired():  # a timeout that has expired cannot be changed
             clock.limit.reschedule(None)
 
-    def _go_on(self, clock: CallClock) -> None:
-        """End one hold of a clock. After the last one the clock runs again, and its deadline is
-        later by the time for which it stood.
+    def _resume(self, clock: CallClock) -> None:
+        """Undo one `_stop` of a clock. After the last one is undone the clock runs again, and its
+        deadline is later by the time for which it was stopped.
         """
-        clock.num_holds -= 1
-        if clock.num_holds:
+        clock.num_stops -= 1
+        if clock.num_stops:
             return
         now = asyncio.get_running_loop().time()
         clock.began += now - clock.stopped_at
         if not self._running:
             self._calling_since = now
         self._running.add(clock)
-        self._look_when_slow(clock)
+        self._check_when_slow(clock)
         if not clock.limit.expired() and not math.isinf(self._deadline_s):
             clock.limit.reschedule(clock.began + self._deadline_s)
 
-    def _look_when_slow(self, clock: CallClock) -> None:
-        """Have `_look` called by the time at which a call becomes slow, unless a slow call of the
-        same function was reported already.
+    def _check_when_slow(self, clock: CallClock) -> None:
+        """Schedule a check for the time at which a call becomes slow, unless a check comes sooner
+        or a slow call of the same function was reported already.
         """
-        due, timer = clock.began + SLOW_S, self._next_look
+        due, timer = clock.began + SLOW_S, self._next_check
         if (timer and timer.when() <= due) or clock.call.name in self._known_slow:
             return
         if timer:
             timer.cancel()
-        self._next_look = asyncio.get_running_loop().call_at(due, self._look)
+        self._next_check = asyncio.get_running_loop().call_at(due, self._check_for_slow_calls)
 
-    def _look(self) -> None:
-        """Report slow calls, and look again when the next call may have become slow."""
-        self._next_look = None
+    def _check_for_slow_calls(self) -> None:
+        """Report slow calls, and schedule a check for when the next call becomes slow."""
+        self._next_check = None
         latest = asyncio.get_running_loop().time() - SLOW_S
         for clock in sorted(self._running, key=lambda each: each.began):
             if clock.began > latest:
-                self._look_when_slow(clock)
+                self._check_when_slow(clock)
             elif clock.call.name not in self._known_slow:
                 self._known_slow.add(clock.call.name)
                 self._report_slow(clock.call)

@@ -7,7 +7,7 @@ current and all later calls of its episodes fail; another process is started for
                      <-   Ready
     Make             ->                      requests one call of an episode's object
                      <-   Made, or Failed
-    Abandon          ->                      says that no answer to a Make is wanted any more
+    Abandon          ->                      says that the answer to a Make is no longer needed
                      <-   Abandoned
 
 A message holds text, numbers and lists only: `UserObject` converts what a class returns.
@@ -247,7 +247,7 @@ class WorkerPool:
     Cancellation of any method leaves the processes running; `close` ends them.
 
     Args:
-        say: takes a note on a class that was edited before a process was started again.
+        say: called with a note on each class that was edited before a process was started again.
     """
 
     def __init__(self, size: int, say: Callable[[str], None]) -> None:

@@ -215,10 +215,10 @@ def tools_of(
     if isinstance(choice, dict):
         # OpenAI's chat completions wrap the name into `function`; the other protocols do not.
         chosen = choice.get("function", choice)
-        wanted: Any = chosen.get("name") if isinstance(chosen, dict) else chosen
-        if wanted not in names:
-            raise BadRequest(f"`tool_choice`: {wanted!r:.60} is none of {', '.join(names)}")
-        return known, (wanted,)
+        name: Any = chosen.get("name") if isinstance(chosen, dict) else chosen
+        if name not in names:
+            raise BadRequest(f"`tool_choice`: {name!r:.60} is none of {', '.join(names)}")
+        return known, (name,)
     if choice == "required" and not known:
         raise BadRequest('`tool_choice` is "required", and `tools` has none: send a tool')
     return known, names if choice == "required" else ()

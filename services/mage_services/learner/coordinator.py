@@ -59,9 +59,10 @@ from mage_services.weights.weight_store import UNKNOWN_PEERS, WeightStore
 #     any, if unknown     WhoAreYou, so that the peer says Hello; a result is taken in all the same
 #
 # Durability. A grant is sent, and a trial is acknowledged, only after the journal has made its
-# record durable, and with it every earlier record. So a crash of the learner loses nothing that a
-# peer has heard of. While the journal's disk is full, no result is taken in and no group is
-# granted; afterwards every actor is welcomed again and sends again all unacknowledged results.
+# record durable, and with it every earlier record. So a crash of the learner loses no grant and no
+# acknowledgement that it has sent. While the journal's disk is full, no result is taken in and no
+# group is granted; afterwards every actor is welcomed again and sends again all unacknowledged
+# results.
 
 # The silence below is that of a peer. `processes/supervised_process.py` has that of a process
 # (`supervision.silence_s`), `transport/sockets.py` that of a connection (`CONNECTION_SILENCE_MS`).
@@ -169,7 +170,7 @@ class Coordinator:
     peers: dict[Peer, KnownPeer] = field(default_factory=dict, init=False)
     """Peers that have said Hello, by the names of their connections."""
     faults: list[str] = field(default_factory=list, init=False)
-    """Sentences about what went wrong, for people, oldest first, at most `MAX_FAULTS`."""
+    """Sentences for the user about what went wrong, oldest first, at most `MAX_FAULTS`."""
     progress: ProgressCounts = field(default_factory=ProgressCounts, init=False)
     """What has arrived since this process began."""
     _loaded: list[LoadedWeights] = field(default_factory=list, init=False)
@@ -266,8 +267,8 @@ class Coordinator:
     def publish(self, publication: Publication) -> None:
         """Announce new weights to every peer, then grant the groups that may be granted now.
 
-        An actor that is still loading hears of the newest weights when it is done. The evaluator
-        hears of the versions that it plays.
+        To an actor that is still loading, the newest weights are announced when it is done. To the
+        evaluator, only the versions that it plays are announced.
         """
         self.weights.add(publication)
         is_evaluated = self.config.evaluation.is_due(publication.version, self.config.learner.steps)
@@ -329,7 +330,7 @@ class Coordinator:
         """Grant no more groups; results are still taken in."""
         self._is_closed = True
 
-    def has_heard_all(self) -> bool:
+    def has_all_hellos(self) -> bool:
         """Return whether the evaluator and every peer that plays a group have said Hello.
 
         After a restart of the learner this takes a while, and `dismiss` reaches only these peers.

@@ -59,8 +59,8 @@ from mage_services.weights.weight_store import WeightStore
 # Until the last step this is its only wait for actors: after a step it copies the weights and goes
 # on, and the task `publish` writes and announces the copy.
 #
-# A step is committed durably to the journal before any peer hears of its version. So a learner that
-# was killed can compute every announced version again.
+# A step is committed durably to the journal before its version is announced to any peer. So a
+# learner that was killed can compute every announced version again.
 
 TICK_S = 0.5
 """Seconds between two ticks of the coordinator, which also refresh the terminal."""

@@ -127,7 +127,7 @@ class RunLog:
             await self._write(self._training.record, self._run.memory, line)
 
     async def write_sample(self, groups: list[Group]) -> None:
-        """Write one trial of the batch as text, for people to read, if `has_sample`."""
+        """Write one trial of the batch as text, if `has_sample`."""
         version = self._training.trainer.version
         if has_sample(version, self._config.learner.steps):
             await self._write(self._training.sample, groups, version)

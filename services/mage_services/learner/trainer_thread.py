@@ -329,7 +329,7 @@ class Training:
             append_lines(file, [line])
 
     def sample(self, groups: Sequence[Group], version: int) -> None:
-        """Write the first trial of a step as text, for people to read."""
+        """Write the first trial of a step as text."""
         chat = load_chat(self.run.policy)
         step = JournalStep(version, groups, self.trainer.config, is_whole=True)
         row = trial_row(next(attributed(step, chat.decode)), chat)

@@ -117,7 +117,8 @@ class TrainingLoop:
         commit = self._learn_methods(commit, groups)
         await self._journal.durable(commit)
         self._enter("publishing")
-        await self.run_log.write_method_states()  # before the evaluator hears of the version
+        # Before the version is announced: the evaluator reads the states that belong to it.
+        await self.run_log.write_method_states()
         self.publisher.offer(snapshot, commit.digest)
         self._coordinator.limit_concurrency(time.monotonic() - began)
         self._coordinator.trained(commit.version)
@@ -237,7 +238,7 @@ class TrainingLoop:
         # starting on busy cores, or whose connection broke, finds the end in the run's files.
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                while not self._coordinator.has_heard_all():
+                while not self._coordinator.has_all_hellos():
                     self._coordinator.greeted.clear()
                     await self._coordinator.greeted.wait()
 

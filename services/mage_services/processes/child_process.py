@@ -75,13 +75,14 @@ _READ_BYTES = 1 << 20
 """Largest number of bytes that are read from a socket at once."""
 _PR_SET_PDEATHSIG = 1
 """Option of Linux's `prctl` for the signal that a process receives when its parent ends."""
-_ASK_AND_EXECUTE = f"""
+_EXECUTE_UNTIL_PARENT_ENDS = f"""
 import ctypes, os, signal, sys
 os.setpgid(0, 0)
 signal.signal(signal.SIGRTMAX, lambda *_: os.killpg(0, signal.SIGKILL))
 ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGRTMAX.value})
 if os.getppid() == int(sys.argv[1]):
-    # What the other program sends to its process group, as `kill 0` does, is not for this one.
+    # A signal that the other program sends to its own process group, as by `kill 0`, must not end
+    # this one.
     others = signal.valid_signals() - {{signal.SIGRTMAX}}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, others)
     child = os.fork()
@@ -279,7 +280,9 @@ class BlockingChannel(Generic[T]):
             yield message
 
     async def receive_async(self) -> T | None:
-        """Do as `receive` without blocking the event loop. Cancellation loses no message."""
+        """Receive as `receive` does, without blocking the event loop. Cancellation loses no
+        message.
+        """
         loop = asyncio.get_running_loop()
         while (message := self.receive(waits=False)) is None and not self.has_ended:
             is_readable = asyncio.Event()
@@ -545,7 +548,7 @@ def dying_with_parent(command: Sequence[str]) -> list[str]:
     if not sys.platform.startswith("linux"):
         return [*command]
     # -I and -S: an interpreter that reads no variables and no packages starts in 15 ms.
-    return [sys.executable, "-ISc", _ASK_AND_EXECUTE, str(os.getpid()), *command]
+    return [sys.executable, "-ISc", _EXECUTE_UNTIL_PARENT_ENDS, str(os.getpid()), *command]
 
 
 def end_in_words(code: int) -> str:
@@ -719,10 +722,10 @@ def last_line(log: Path) -> str:
 def waiting_notice(
     what: str, say: Callable[[str], None] | None = None, every_s: float | None = None
 ) -> Iterator[None]:
-    """Say a line every `every_s` seconds within the block, which waits for `what`.
+    """Print a line every `every_s` seconds within the block, which waits for `what`.
 
     Args:
-        say: Called with each line, in a thread of its own; None: print it to stderr.
+        say: Called with each line, in a thread of its own; None: the line is printed to stderr.
         every_s: None: `WAIT_NOTICE_S`.
     """
     began, has_ended = time.monotonic(), threading.Event()
@@ -732,7 +735,7 @@ def waiting_notice(
             line = f"waiting for {what}: {time.monotonic() - began:.0f} s"
             say(line) if say else print(line, file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=notices, daemon=True)  # the block may hold up an event loop
+    thread = threading.Thread(target=notices, daemon=True)  # the block may block an event loop
     thread.start()
     try:
         yield

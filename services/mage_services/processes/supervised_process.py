@@ -55,7 +55,7 @@ OWN_PROCESS = (
     "whose end costs a trial and no actor; so does an agent's program that is reached by "
     "--agent-url"
 )
-"""Advice on an actor or evaluator that foreign code holds up or ends."""
+"""Advice on an actor or evaluator that foreign code blocks or ends."""
 PRINT_LESS = (
     f"has printed over {MAX_LOG_BYTES / 1e6:g} MB: its log keeps the newest lines. Let the "
     "environment print less"
@@ -203,8 +203,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                     break
                 if loop.time() - began > timeout_s + STALL_S:
                     continue  # the supervisor was stopped, and has not read what came meanwhile
-                # The system forgets the figure of a process that has ended: the difference may be
-                # negative.
+                # The difference may be negative: `starved_s` is 0 once the process has ended.
                 starved_s = max(0.0, self.starved_s() - starved_before_s)
                 silent_s += max(0.0, timeout_s - starved_s)
                 if silent_s >= allowed:
@@ -291,7 +290,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         if code == EXIT_DETERMINISTIC:
             how = "cannot go on"
         elif self.was_silent:
-            how = "said nothing for too long and was killed"
+            how = "sent no heartbeat for too long and was killed"
         elif self.has_spoken and not self.failure and code >= 0 and code != EXIT_TERMINATED:
             cure = "" if self.spec.name == "learner" else OWN_PROCESS
             return f"{self.spec.name} {how}{UNASKED}{cure}"
