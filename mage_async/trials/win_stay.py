@@ -218,8 +218,8 @@ class Comparison(NamedTuple):
         def per_unit(interval: tuple[float, float]) -> str:
             mean, half_width = interval
             # If all returns are equal, perhaps by chance, their spread cannot be estimated.
-            spread = f"{half_width / units:.{digits}f}" if half_width else "?"
-            return f"{mean / units:+.{digits}f} ±{spread}"
+            spread = f"±{half_width / units:.{digits}f}" if half_width else "every time"
+            return f"{mean / units:+.{digits}f} {spread}"
 
         verdict = "more" if self.beats_chance else "not clearly more"
         text = (

@@ -318,10 +318,10 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
     assert load_chat(tmp_path / "policy").encode(" red")
 
 
-def test_the_interval_of_returns_that_are_all_equal_is_unknown():
+def test_of_returns_that_are_all_equal_that_is_said_and_no_interval():
     rule = Rule("anywhere", "reward", 0.0)
     said = Comparison(rule, (2.0, 0.0), (0.5, 0.25), (1.5, 0.25), None, 40).sentence(2)
-    assert "earns +1.000 ±? in the last episode of 40 training tasks" in said
+    assert "earns +1.000 every time in the last episode of 40 training tasks" in said
     assert said.endswith("random play with +0.250 ±0.125")
 
 
