@@ -547,7 +547,7 @@ class Admission(Section):
     of the actors' engines limit them too."""
     over_age_target: Share = 1.0
     """Bound on the predicted share of tokens staler than `max_staleness`: actors play as many
-    groups at once as it allows (`mage_async/admission/concurrency.py`). 1 is no bound."""
+    groups at once as it allows (`mage_async/admission/concurrent_groups.py`). 1 is no bound."""
     lag: Annotated[int, Meta(ge=0, le=256)] = 0
     """Steps by which the weights of actors lag behind the newest, which adds staleness without
     changing the speed; for experiments. The learner keeps the newest `lag + 1` versions."""

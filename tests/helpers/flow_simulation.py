@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.concurrent_groups import Concurrency
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import AdmissionPolicy
 from mage_async.policy_version import VersionRun

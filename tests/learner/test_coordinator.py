@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.concurrent_groups import Concurrency
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
 from mage_async.errors import RunError

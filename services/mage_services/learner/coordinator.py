@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.concurrent_groups import Concurrency
 from mage_async.admission.ledger import NO_VARIANCE, Accepted, Duplicate, Ledger, Unknown
 from mage_async.config import config_file
 from mage_async.config.schema import Config

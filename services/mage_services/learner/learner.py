@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 
-from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.concurrent_groups import Concurrency
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
 from mage_async.assembly import cut_length, environment_of

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mage_async.admission.concurrency import Concurrency, over_age_share
+from mage_async.admission.concurrent_groups import Concurrency, over_age_share
 from mage_async.admission.policies import POLICIES
 from tests.helpers.flow_simulation import Workload, simulate
 
