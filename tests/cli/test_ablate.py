@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -45,8 +46,10 @@ def test_what_cannot_be_begun_in_time_is_left_for_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
-    assert sweep_runs.run_matrix(ablation) == 0
-    assert "1 run left; run the same command again" in capsys.readouterr().out
+    assert sweep_runs.run_matrix(replace(ablation, note="it takes long")) == 0
+    said = capsys.readouterr()
+    assert "1 run left; run the same command again" in said.out
+    assert said.err.count("it takes long") == 1
     assert not (tmp_path / "report.html").exists()
 
 

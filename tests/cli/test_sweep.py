@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,14 @@ class Runs:
         self.calls = 0
         self.code = 0
         self.seeds = {0, 1}
+        self.notes: list[str] = []
+        """Of the matrix of each call."""
         self.reached: dict[int, float] = {}
         """By seed, in place of what is known."""
 
     def __call__(self, matrix: Matrix) -> int:
         self.calls += 1
+        self.notes.append(matrix.note)
         if not self.code:
             self.done = [cell for cell in matrix.configs if cell.seed in self.seeds]
         return self.code
@@ -160,7 +164,7 @@ def searched(
     def matrix_of(settings: Sequence[Setting]) -> Matrix:
         nonlocal num_empty
         num_empty += not settings
-        return _matrix(given, axes, settings, seeds)
+        return replace(_matrix(given, axes, settings, seeds), note="it takes long")
 
     monkeypatch.setattr(sweep_search, "run_missing", runs)
     code = search(axes, count, 0, matrix_of)
@@ -176,6 +180,7 @@ def test_a_search_ends_with_the_best_and_goes_on_where_it_was_stopped(
     runs = Runs()
     assert searched(8, runs, tmp_path, monkeypatch) == 0
     assert (runs.calls, len(runs.done)) == (2, 16)
+    assert runs.notes == ["it takes long", ""]  # each of which `run_missing` prints
     eight = {cell.setting for cell in runs.done}
     runs.code = 143
     assert searched(12, runs, tmp_path, monkeypatch) == 143

@@ -129,13 +129,13 @@ def run_matrix(matrix: Matrix) -> int:
             same matrix or a cell of it.
     """
     with lock_folder(matrix.root), lasting_output():
-        if matrix.note:
-            print(matrix.note, file=sys.stderr)
         return run_missing(matrix)
 
 
 def run_missing(matrix: Matrix) -> int:
     """Do the work of `run_matrix`, in a folder that this process has locked."""
+    if matrix.note:
+        print(matrix.note, file=sys.stderr)
     missing = [cell for cell in matrix.configs if not _is_finished(matrix, cell)]
     for cell in missing:
         # The folder of a cell is removed before its run. So this raises an error if a run is still

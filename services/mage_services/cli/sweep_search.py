@@ -9,7 +9,6 @@ is left out; it is one of the `N` of `--search N` all the same, so that every se
 
 import math
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -108,10 +107,9 @@ def _search(
         if not chosen and (matrix is not empty or not known):
             break
         is_first, matrix = matrix is empty, matrix_of([*known, *(each for _, each in valid)])
-        if is_first and matrix.note:
-            print(matrix.note, file=sys.stderr)
-        # `--for-s` limits all rounds together.
-        code = run_missing(replace(matrix, for_s=latest_start - time.monotonic()))
+        # `--for-s` limits all rounds together, and the first round prints the note.
+        for_s, note = latest_start - time.monotonic(), matrix.note if is_first else ""
+        code = run_missing(replace(matrix, for_s=for_s, note=note))
         if not _record(study, valid, matrix):
             return code
     reached = {each: mean for each, mean in _means(matrix).items() if math.isfinite(mean)}
