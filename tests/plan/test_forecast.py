@@ -5,7 +5,14 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.plan.forecast import MAX_STEP_S, Pace, forecast, idle_cores, smaller_batch
+from mage_async.plan.forecast import (
+    MAX_STEP_S,
+    Pace,
+    final_sets,
+    forecast,
+    idle_cores,
+    smaller_batch,
+)
 
 PACE = Pace(
     load_s=5.0,
@@ -33,6 +40,25 @@ def test_on_one_core_a_step_takes_the_play_and_the_training_of_its_trials() -> N
     assert (found.play_s, found.train_s, found.step_s) == pytest.approx((36.0, 72.0, 108.0))
     assert found.first_step_s == pytest.approx(7.5 + 108.0)
     assert found.run_s == pytest.approx(115.5 + 10 * 108.0 + 4 * 5 * 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_episodes", "names"),
+    [
+        ((), 1, ("train", "heldout")),
+        ((), 2, ("train", "heldout", "heldout_blind", "heldout_swapped")),
+        (("methods.graph_memory.guided=0.5",), 1, ("train", "heldout", "heldout_unguided")),
+        (
+            ("methods.graph_memory.guided=0.5",),
+            3,
+            ("train", "heldout", "heldout_blind", "heldout_swapped", "heldout_unguided"),
+        ),
+    ],
+)
+def test_each_set_of_the_final_evaluation_is_named_once(
+    changes: tuple[str, ...], num_episodes: int, names: tuple[str, ...]
+) -> None:
+    assert final_sets(config(*changes), num_episodes) == names
 
 
 def test_the_forecast_is_a_sentence_of_whole_times() -> None:
