@@ -76,8 +76,8 @@ class AgentProgram(Callee):
         return "" if method == "close" else "run"
 
     def circumstance(self) -> str:
-        """Return what went wrong with the latest call; see `Callee.circumstance`."""
-        # A program that takes a cut answer apart often raises.
+        """Return what went wrong with the latest call of the policy; see `Callee.circumstance`."""
+        # A program often raises when it parses an answer that was cut.
         return self.session.call_note
 
     async def check(self) -> None:
@@ -95,24 +95,24 @@ class AgentProgram(Callee):
         if request.method == "close":
             return MethodResult()
         session = self.session
-        given = (self.value, request.episode, request.seed, session.base_url, session.api_key)
+        arguments = (self.value, request.episode, request.seed, session.base_url, session.api_key)
         # Every call but `close` is a `reset`; see `AgentTasks.call`.
         if self.is_async("reset"):
-            return self._perform_async(request, given)
+            return self._perform_async(request, arguments)
         try:
-            reward: Any = self.run(*given)
+            reward: Any = self.run(*arguments)
         except Exception:  # the border to foreign code; raised again
             reward = self._zero_if_full()
-        return _answered(request, reward)
+        return _checked_result(request, reward)
 
-    async def _perform_async(self, request: Request, given: tuple[Any, ...]) -> MethodResult:
+    async def _perform_async(self, request: Request, arguments: tuple[Any, ...]) -> MethodResult:
         """Run a program whose `run` is a coroutine function."""
         try:
-            running: Any = self.run(*given)
+            running: Any = self.run(*arguments)
             reward = await running
         except Exception:  # the border to foreign code; raised again
             reward = self._zero_if_full()
-        return _answered(request, reward)
+        return _checked_result(request, reward)
 
     def _zero_if_full(self) -> float:
         """Return a reward of 0 if a call was refused for its length; else raise again the exception
@@ -125,8 +125,8 @@ class AgentProgram(Callee):
         return 0.0
 
 
-def _answered(request: Request, value: Any) -> MethodResult:
-    """Return the outcome of an episode; raise a `CallFault` if the reward is not valid."""
+def _checked_result(request: Request, value: Any) -> MethodResult:
+    """Return the result of an episode; raise a `CallFault` if its reward is not valid."""
     if wrong := reward_fault(value):
         raise CallFault(f"{request.place} {wrong}", mistake=wrong)
     return MethodResult(Outcome("", float(value), is_done=True))

@@ -102,7 +102,7 @@ def load(name: str | type, /, **options: Any) -> Environment:
         _check_options(name, inspect.signature(loader).parameters, options)
         kind = loader(identity, **options)
         adapter = AgentTasks if issubclass(kind, AgentProgram) else ResetStep
-        # The loader has used the options already, so the class itself gets none.
+        # The options are applied already, so the class itself gets none.
         return adapter(kind, {}, Origin(name, options))
     found = _REGISTRY.load(name)
     is_reset_step = _is_reset_step(found)
@@ -167,7 +167,9 @@ def _is_reset_step(found: type) -> bool:
 
 
 def _check_tools_are_methods(name: str, found: type) -> None:
-    """Raise a `ConfigError` if a class lists functions as tools, as other libraries read them."""
+    """Raise a `ConfigError` if a class lists functions in `tools`: other libraries read such a
+    list, but this package reads marked methods.
+    """
     listed = getattr(found, "tools", None)
     if isinstance(listed, list | tuple) and any(map(callable, listed)):
         raise ConfigError(
@@ -190,7 +192,8 @@ def _check_protocol(name: str, found: type) -> None:
     ]
     # A class with only one of these two methods was probably meant to have both.
     both = ("reset", "step") if not callable(getattr(found, "begin", None)) else ()
-    has, lacks = ([each for each in both if hasattr(found, each) is does] for does in (True, False))
+    has = [each for each in both if hasattr(found, each)]
+    lacks = [each for each in both if not hasattr(found, each)]
     if has and lacks:
         hint = did_you_mean(lacks[0], [each for each in dir(found) if each not in has])
         tools = ", or mark its tools with `@tool`" if lacks == ["step"] else ""

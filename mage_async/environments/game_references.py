@@ -15,8 +15,8 @@ NUM_TRIALS = 200
 
 
 class Sampled(tuple[float, ...]):
-    """Hold sample means of returns, one per episode. By this type reports tell measured values from
-    exact ones, which are plain tuples.
+    """Hold sample means of returns, one per episode. Reports distinguish measured values from exact
+    ones by this type: exact values are plain tuples.
     """
 
     half_widths: tuple[float, ...]

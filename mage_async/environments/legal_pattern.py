@@ -110,8 +110,8 @@ def matching_texts(pattern: str, words: tuple[str, ...]) -> tuple[str, ...]:
 
     Args:
         pattern: One without a `pattern_fault`.
-        words: Words of the environment, which are drawn whole where they match, as the tiny model
-            writes them.
+        words: Words of the environment. A drawn text may contain them as wholes where they match,
+            because the tiny model writes whole words.
     """
     matcher = _byte_matcher(pattern)
     found = tuple(itertools.islice(_all_texts(matcher), NUM_TEXTS + 1))
@@ -122,8 +122,8 @@ def matching_texts(pattern: str, words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _byte_matcher(pattern: str) -> LLMatcher:
-    """Return the automaton of a pattern, whose tokens are bytes; it is that of `allowed_tokens`,
-    from which a policy samples.
+    """Return the automaton of a pattern, whose tokens are bytes. `allowed_tokens.py` restricts a
+    policy's sampling by the automaton of the same expression.
     """
     return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_regex(f"(?:{pattern})"))
 

@@ -123,8 +123,8 @@ class Mix(Environment):
         return tuple(part.member(other) for other in part.environment.swaps(own, split))
 
     def references(self, split: Split, num_episodes: int) -> References:
-        """Return means over the components of the values that all of them know, each per unit of
-        its component.
+        """Return the references whose names all components have, as means over the components; each
+        value is per unit of its component.
         """
         known = list(self.own_references(split, num_episodes).values())
         names = [name for name in known[0] if all(name in each for each in known)]
@@ -169,8 +169,8 @@ def _component(table: Mapping[str, Any]) -> MixComponent:
         raise ConfigError(f"mix: a part must be a table with the `name` it plays, got {table!r}")
     if unknown := [key for key in table if key not in _KEYS]:
         raise ConfigError(
-            f"mix: a part has no key `{unknown[0]}`; there are {', '.join(_KEYS)}, and what the "
-            "environment itself takes stands in `options`"
+            f"mix: a part has no key `{unknown[0]}`; there are {', '.join(_KEYS)}, and options of "
+            "the environment itself belong in `options`"
         )
     share = table.get("share", 1)
     if not isinstance(share, int) or isinstance(share, bool) or share < 0:

@@ -271,8 +271,8 @@ def _check_keys(place: str, schema: Mapping[str, Any]) -> None:
                 else f"write each part of {key} as a whole schema"
             )
             raise ConfigError(
-                f"tool {place}: the schema's {', '.join(sorted(others))} beside {key} would not be "
-                f"checked: {advice}"
+                f"tool {place}: the schema's {', '.join(sorted(others))} next to {key} would not "
+                f"be checked: {advice}"
             )
     if not isinstance(given := schema.get("additionalProperties", False), bool):
         raise ConfigError(

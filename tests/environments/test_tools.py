@@ -357,15 +357,15 @@ def test_a_given_schema_is_offered_and_checked_as_it_is(kind: type) -> None:
         ),
         (
             {"parameters": {"properties": {"a": {"const": 1, "minimum": 0}}}},
-            "the schema's minimum beside const would not be checked: leave it out",
+            "the schema's minimum next to const would not be checked: leave it out",
         ),
         (
             {"parameters": {"properties": {"a": {"enum": [1, 5], "maximum": 2}}}},
-            "the schema's maximum beside enum would not be checked: leave it out",
+            "the schema's maximum next to enum would not be checked: leave it out",
         ),
         (
             {"parameters": {"properties": {"a": {"type": "string", "oneOf": [{"const": "b"}]}}}},
-            "the schema's type beside oneOf would not be checked: write each part of oneOf",
+            "the schema's type next to oneOf would not be checked: write each part of oneOf",
         ),
         *(
             ({"parameters": {"properties": {"a": {"oneOf": parts}}}}, f"a value of type {name} may")
@@ -379,7 +379,7 @@ def test_a_given_schema_is_offered_and_checked_as_it_is(kind: type) -> None:
         ),
         (
             {"parameters": {"type": "object", "anyOf": [{"required": ["a"]}]}},
-            "the schema's type beside anyOf would not be checked",
+            "the schema's type next to anyOf would not be checked",
         ),
         (
             {"parameters": {"properties": {"a": {"$ref": "#/$defs/b"}}}},

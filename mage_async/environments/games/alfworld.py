@@ -55,9 +55,9 @@ class _Session:
 
     def __init__(self, engine: Any, wrapper: Any, file: Path) -> None:
         self._random_state = IsolatedRandomState(0)
-        wanted = engine.EnvInfos(admissible_commands=True, won=True)
+        requested = engine.EnvInfos(admissible_commands=True, won=True)
         with self._random_state:
-            self._game = engine.start(str(file), wanted, wrappers=[wrapper()])
+            self._game = engine.start(str(file), requested, wrappers=[wrapper()])
             self._state = self._game.reset()
         # The first text begins with a banner that ends in "=-".
         self.observation = self._state.feedback.partition("=-\n")[2] or self._state.feedback
@@ -202,9 +202,9 @@ def listed_problems(
     return listed
 
 
-# The code below generates problems from data of the package: the rooms of 120 houses (receptacles
-# and kinds of objects), the goals' texts and the household's rules. Objects are placed at random,
-# each in a receptacle that may hold it, and a goal is drawn that is not reached yet.
+# The code below generates problems from data of the alfworld package: the rooms of 120 houses
+# (receptacles and kinds of objects), the goals' texts and the household's rules. Objects are placed
+# at random, each in a receptacle that may hold it, and a goal is drawn that is not reached yet.
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ class Household:
         The goal's objects are not where they have to go.
         """
         num_kinds = min(_NUM_OBJECTS, len(room.objects))
-        # Two of the goal's objects: `pick_two_obj_and_place` asks for both.
+        # The goal's kind of object is placed twice, because `pick_two_obj_and_place` needs two.
         kinds = [*source.sample(room.objects, num_kinds), *[goal.thing] * 2]
         kinds += [_LAMP] if room.has_lamp else []
         things = {}

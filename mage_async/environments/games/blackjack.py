@@ -128,17 +128,18 @@ class BlackjackScript(TrialScript[BlackjackPlay]):
     """Probability of not playing at random."""
     memory: float
     """Probability of using earlier episodes for a hand."""
-    _wanted: int | None = None
-    """Planned number of hits in the current hand, if it is remembered."""
+    _planned_hits: int | None = None
+    """Number of hits to take in the current hand; None if no earlier episode is used for it."""
 
     def action(self, play: BlackjackPlay) -> str:
         """Return hit or stand."""
         if not play.hits:
-            self._wanted = self._plan(play) if self.source.random() < self.memory else None
+            uses_memory = self.source.random() < self.memory
+            self._planned_hits = self._plan(play) if uses_memory else None
         if self.source.random() >= self.care:
             return self.source.choice(ACTIONS)
-        if self._wanted is not None:
-            return HIT if play.hits < self._wanted else STAND
+        if self._planned_hits is not None:
+            return HIT if play.hits < self._planned_hits else STAND
         total = play.hand.totals[play.hits]
         return HIT if should_hit(total, play.hand.shows, play.hits) else STAND
 
@@ -383,11 +384,13 @@ class Deal:
     """Cards by their names."""
 
     def can_win(self, turns: int) -> bool:
-        """Return whether some cards, fewer than the turns, beat the dealer."""
+        """Return whether the dealer can be beaten with fewer face-down cards than turns, because
+        standing takes a turn too.
+        """
         dealer = hand_total(self.dealer)
-        # A value is taken any number of times, also more often than it lies on the table; a test
-        # compares this with the real cards, for four turns.
-        # A dealer with 21 is not tried: if many cards may be taken, all choices take too long.
+        # Here a value may be taken more often than it lies on the table. A test checks for four
+        # turns that the real cards give the same result.
+        # A dealer with 21 cannot be beaten, and trying all choices takes too long with many turns.
         return dealer < MAX_TOTAL and any(
             dealer < hand_total((*self.player, *taken)) <= MAX_TOTAL
             for count in range(turns)
@@ -417,7 +420,7 @@ class PickPlay(SoloPlay):
         return " ".join(sorted(self.taken))
 
     def total(self, *more: int) -> int:
-        """Return the agent's total with some more cards."""
+        """Return the agent's total, with `more` cards added."""
         return hand_total((*self._table.player, *self.taken.values(), *more))
 
     def dealer_total(self) -> int:

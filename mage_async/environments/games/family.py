@@ -1,8 +1,8 @@
 """Play a family of small text games: a new game is generated for each task.
 
-Rules: a task draws a structure (eleven of them: a hidden mapping, an arm that pays, an opponent
-with a pattern, …), its size, its words for things, actions and answers, its phrasing and layout,
-and whether a reply names the right action or only right and wrong. These, and the hidden object,
+Rules: a task draws one of eleven structures (a hidden mapping, an arm that pays, an opponent with a
+pattern, …), its size, its words for things, actions and answers, its phrasing and layout, and
+whether a reply names the right action or only says right or wrong. These, and the hidden object,
 stay the same in all episodes of a task. A policy memorises everything that all tasks share, so the
 tasks share as little as possible. A return lies between 0 and 1. There is no chance.
 
@@ -96,9 +96,7 @@ INVALID = "invalid"
 MAX_TURNS = 16
 """Upper bound of the number of turns of an episode, over all structures."""
 TWIN = "~"
-"""Suffix of a task variant's name that stands for the same game in which something else is
-hidden.
-"""
+"""Suffix of the name of a task variant's twin: the same game with another hidden object."""
 
 
 class Turn(NamedTuple):
@@ -134,11 +132,15 @@ class Look:
     tells: bool
     """Whether the reply to a wrong action names the right one."""
 
-    def tell(self, is_right: bool, right: str = "") -> str:
-        """Return the reply to an action. `right` is a text that names the right action; "" if the
-        structure never names it.
+    def reply_to(self, is_right: bool, right: str = "") -> str:
+        """Return the reply to an action.
+
+        Args:
+            is_right: Whether the action was right.
+            right: Text that names the right action; "" if the structure never names it.
         """
-        answer = self.answers[not is_right]  # the first of the two answers is the good one
+        right_word, wrong_word = self.answers
+        answer = right_word if is_right else wrong_word
         return f"{answer}, {right}" if self.tells and right else answer
 
     def listed(self, words: Sequence[str]) -> str:
@@ -163,7 +165,7 @@ class Structure:
 
 
 def _codes(look: Look) -> list[Hidden]:
-    """Return every row of actions, one for each thing."""
+    """Return every assignment of one action to each thing."""
     return list(itertools.product(look.actions, repeat=len(look.things)))
 
 
@@ -175,11 +177,17 @@ def _one_action(look: Look) -> list[Hidden]:
 def _ask_each(
     look: Look, questions: Sequence[str], rights: Sequence[str], legal: Sequence[Sequence[str]]
 ) -> Episode:
-    """Ask one question after the other, each with one right action."""
+    """Ask one question after the other, each with one right action.
+
+    Args:
+        questions: Texts of the questions.
+        rights: Right action of each question.
+        legal: Legal actions of each question.
+    """
     reply, reward = "", 0.0
     for question, right, actions in zip(questions, rights, legal, strict=True):
         action = yield Turn(reply, question, actions, reward)
-        reply, reward = look.tell(action == right, right), (action == right) / len(questions)
+        reply, reward = look.reply_to(action == right, right), (action == right) / len(questions)
     yield Turn(reply, "", (), reward)
 
 
@@ -195,7 +203,7 @@ def _arm(look: Look, hidden: Hidden) -> Episode:
     reply, reward, turns = "", 0.0, len(look.things)
     for number in range(turns):
         action = yield Turn(reply, f"{number + 1}:", look.actions, reward)
-        reply, reward = look.tell(action == hidden[0]), (action == hidden[0]) / turns
+        reply, reward = look.reply_to(action == hidden[0]), (action == hidden[0]) / turns
     yield Turn(reply, "", (), reward)
 
 
@@ -205,7 +213,7 @@ def _trap(look: Look, hidden: Hidden) -> Episode:
     for number in range(turns):
         action = yield Turn(reply, f"{number + 1}:", look.actions, reward)
         pays = action in look.actions and action != hidden[0]
-        reply, reward = look.tell(pays), pays / turns
+        reply, reward = look.reply_to(pays), pays / turns
     yield Turn(reply, "", (), reward)
 
 
@@ -218,7 +226,7 @@ def _opponent(look: Look, hidden: Hidden) -> Episode:
     for number, move in enumerate(hidden, 1):
         action = yield Turn(reply, f"{number}:", look.actions, reward)
         is_won = action == wins[move]
-        reply, reward = look.tell(is_won, f"it played {move}"), is_won / len(hidden)
+        reply, reward = look.reply_to(is_won, f"it played {move}"), is_won / len(hidden)
     yield Turn(reply, "", (), reward)
 
 
@@ -234,15 +242,17 @@ def _code(look: Look, hidden: Hidden) -> Episode:
     """
     # Each sign of the code is paid at once, but the observation reports it only at the end.
     right, reward = 0, 0.0
-    for number, wanted in enumerate(hidden, 1):
+    for number, sign in enumerate(hidden, 1):
         action = yield Turn("", f"sign {number}:", look.actions, reward)
-        right, reward = right + (action == wanted), (action == wanted) / len(hidden)
+        right, reward = right + (action == sign), (action == sign) / len(hidden)
     reply = f"{right} of {len(hidden)} {look.answers[0]}"
     yield Turn(reply, "", (), reward)
 
 
 def _places(look: Look) -> dict[str, list[str]]:
-    """Return the neighbours of each place: a ring, and from five places on a shortcut across it."""
+    """Return the neighbours of each place. The places form a ring; with five places or more there
+    is a shortcut across it.
+    """
     things = look.things
     ways = {thing: [things[n - 1], things[(n + 1) % len(things)]] for n, thing in enumerate(things)}
     if len(things) > 4:
@@ -274,9 +284,9 @@ def _maze(look: Look, hidden: Hidden) -> Episode:
         action = yield Turn(reply, f"you are at {place}:", ways[place], 0.0)
         place = action if action in ways[place] else place
         if place == hidden[0]:
-            yield Turn(look.tell(True), "", (), 1 - (steps - shortest) / most)
+            yield Turn(look.reply_to(True), "", (), 1 - (steps - shortest) / most)
             return
-        reply = look.tell(False)
+        reply = look.reply_to(False)
     yield Turn(reply, "", (), 0.0)
 
 
@@ -318,8 +328,9 @@ def _pairs(look: Look, hidden: Hidden) -> Episode:
 
 
 def _lock(look: Look, hidden: Hidden) -> Episode:
-    """Play "lock": the agent presses a hidden sequence of buttons; progress is paid once."""
-    # A wrong button sends back to the start.
+    """Play "lock": the agent presses a hidden sequence of buttons, and a wrong button sends it back
+    to the start. Each position of the sequence is paid when it is reached for the first time.
+    """
     done, best, turns = 0, 0, 2 * len(hidden)
     reply = ""
     reward = 0.0
@@ -327,7 +338,7 @@ def _lock(look: Look, hidden: Hidden) -> Episode:
         action = yield Turn(reply, f"{done} pressed:", look.actions, reward)
         is_right = action == hidden[done]
         done = done + 1 if is_right else 0
-        reply, reward = look.tell(is_right), max(0, done - best) / len(hidden)
+        reply, reward = look.reply_to(is_right), max(0, done - best) / len(hidden)
         best = max(best, done)
         if done == len(hidden):
             break
@@ -335,17 +346,18 @@ def _lock(look: Look, hidden: Hidden) -> Episode:
 
 
 def _search(look: Look, hidden: Hidden) -> Episode:
-    """Play "search": the agent looks for a place in a row, and sees on which side it lies."""
-    # The things stand in a row that is known; the answer says on which side the hidden one is.
+    """Play "search": the agent guesses the hidden thing of a row, and learns on which side of its
+    guess the thing lies.
+    """
     turns = len(look.things)
     reply = ""
     for number in range(turns):
         action = yield Turn(reply, f"guess {number + 1}:", look.things, 0.0)
         place = look.things.index(action) if action in look.things else -1
         if place == hidden[0]:
-            yield Turn(look.tell(True), "", (), 1 - number / turns)
+            yield Turn(look.reply_to(True), "", (), 1 - number / turns)
             return
-        reply = look.tell(False)
+        reply = look.reply_to(False)
         if place >= 0:  # an invalid action has no side
             reply += ", after it" if place < hidden[0] else ", before it"
     yield Turn(reply, "", (), 0.0)
@@ -614,11 +626,10 @@ class FamilyPlay(SoloPlay):
 
 @dataclass(slots=True)
 class FamilyScript(TrialScript[FamilyPlay]):
-    """Play by inference: collect the candidates, the hidden objects that agree with the replies so
-    far, and draw a sample of 64 of them.
+    """Play by inference: collect the candidates, which are the hidden objects that agree with the
+    replies so far, and take the action with the largest mean reward over a sample of 64 of them.
 
-    The script takes the action with the largest mean reward over the sample. A maze, a search and a
-    code pay late: for each of them `action` has a rule of its own.
+    A maze, a search and a code pay late: for each of them `action` has a rule of its own.
     """
 
     remembers: bool = True
@@ -637,7 +648,7 @@ class FamilyScript(TrialScript[FamilyPlay]):
             for hidden in play.game.every_hidden()
             if all(_agrees(each, hidden) for each in seen)
         ]
-        # There may be many candidates; a sample of 64 is enough to choose an action.
+        # There may be many candidates; 64 are enough to choose an action.
         candidates = self.source.sample(candidates, min(len(candidates), 64))
         if play.game.structure == "maze":
             return self._way(play, legal, [hidden[0] for hidden in candidates])
@@ -654,7 +665,7 @@ class FamilyScript(TrialScript[FamilyPlay]):
         return self.source.choice([action for action in legal if worth[action] == most])
 
     def _fitting(self, play: FamilyPlay, candidates: Sequence[Hidden]) -> str:
-        """Return the next sign of a code that may be hidden and begins as this episode did."""
+        """Return the next sign of a candidate that begins with the signs of this episode."""
         begun = tuple(play.done)
         fits = [each for each in candidates if each[: len(begun)] == begun] or candidates
         return str(self.source.choice(fits)[len(begun)])
@@ -703,9 +714,8 @@ class Family(Game[str]):
             not trained on.
         feedback: Whether the reply to each action names the right one (`told`) or not
             (`right_or_wrong`), in structures that may name it; `both` draws it for each task.
-        games: Number of training games of each structure; a quarter as many are held out. Each of
-            them makes two tasks, because its twin, in which something else is hidden, is a task of
-            its own.
+        games: Number of training games of each structure; a quarter as many are held out. Each game
+            makes two tasks: itself, and its twin with another hidden object.
 
     Raises:
         ConfigError: an option is out of its range, or `structures` is empty or names one twice.

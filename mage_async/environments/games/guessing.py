@@ -70,7 +70,7 @@ class Puzzle:
     tells_last: bool = True
     """Whether the last guess of an episode is answered."""
     takes_any: bool = False
-    """Whether any lowercase letters, as many as a code has, are a guess."""
+    """Whether every string of lowercase letters that is as long as a code is a legal guess."""
 
     def text(self, code: Code) -> str:
         """Return a code as an action."""
@@ -109,7 +109,7 @@ class GuessingPlay(SoloPlay):
         self.observation = ""
         self._most_placed = 0
         self.answers: list[tuple[Code | None, str]] = []
-        """Guesses and their answers; the guess is None where nothing was learned from it."""
+        """Guesses and their answers; the guess is None if it was invalid or got no answer."""
 
     @property
     def anchor(self) -> str:
@@ -127,10 +127,14 @@ class GuessingPlay(SoloPlay):
         is_solved, is_last = guess == self._code, len(self.answers) + 1 == self._puzzle.turns
         answer = INVALID if guess is None else self._puzzle.answer(self._code, guess)
         reward = self._reward(guess, is_solved)
-        is_told = self._puzzle.tells_last or not is_last
-        self.answers.append((guess if is_told or is_solved else None, answer))
-        end = f"{answer} {OVER}" if is_told else OVER
-        observation = SOLVED if is_solved else end if is_last else answer
+        is_answered = self._puzzle.tells_last or not is_last
+        self.answers.append((guess if is_answered or is_solved else None, answer))
+        if is_solved:
+            observation = SOLVED
+        elif is_last:
+            observation = f"{answer} {OVER}" if is_answered else OVER
+        else:
+            observation = answer
         return Outcome(observation, reward, guess is not None, is_solved or is_last)
 
     def _reward(self, guess: Code | None, is_solved: bool) -> float:
@@ -255,13 +259,13 @@ def random_return(puzzle: Puzzle, secrets: Sequence[Code]) -> float:
 
 def _random_return(puzzle: Puzzle, secret: Code) -> float:
     """Return the expected return of uniform guesses at one secret."""
-    # A solution, which ends the episode, has all symbols in place, so the largest number of symbols
-    # in place is the same as if the player went on for all turns.
+    # Compute the largest number of symbols in place as if the player used all turns. A solution
+    # ends the episode earlier, but it has all symbols in place already.
     width, turns, num_codes = puzzle.width(), puzzle.turns, len(puzzle.codes)
     placed = [num_equal(secret, guess) for guess in puzzle.codes]
     # For each number `most`, the probability that a guess has fewer symbols in place.
     below = [sum(each < most for each in placed) / num_codes for most in range(1, width + 1)]
-    best = sum(1 - share**turns for share in below)
+    best = sum(1 - probability**turns for probability in below)
     chance = 1 / num_codes
     if puzzle.wins_only:
         return 1 - (1 - chance) ** turns
@@ -434,7 +438,8 @@ class Wordle(Guessing):
 def _letter_colours(code: Code, guess: Code) -> str:
     """Return the answer of Wordle to a guess: each letter with its colour.
 
-    Of a letter, as many are gold as the word has besides the green ones; further ones are grey.
+    If a guess repeats a letter more often than the word has it, the surplus ones that are not green
+    are grey.
     """
     left = [letter for letter, other in zip(code, guess, strict=True) if letter != other]
     colours = []

@@ -53,7 +53,7 @@ MAX_LOSS = 2
 Opponents = Literal["family", "archetypes", "contrasts", "mage"]
 
 _STRIDE = 5
-"""Step through a split with which stakes are assigned to its opponents: neighbours in a split are
+"""Stride through a split by which stakes are assigned to its opponents: neighbours in a split are
 similar, and should not have similar stakes.
 """
 
@@ -247,7 +247,7 @@ class KuhnPlay(DuelPlay):
         stake: float = 1.0,
     ) -> None:
         self._hands: list[Hand] = []
-        self._answers: list[tuple[int, int]] = []
+        self._decisions: list[tuple[int, int]] = []
         """For each hand, whether the opponent would bet (0 or 1), and whether it would call."""
         for number in range(num_hands):
             hand = deal(chance, (seat + number) % 2)
@@ -256,7 +256,7 @@ class KuhnPlay(DuelPlay):
             will_bet = chance.choose("would bet", (1 - bet_chance, bet_chance))
             will_call = chance.choose("would call", (1 - call_chance, call_chance))
             self._hands.append(hand)
-            self._answers.append((will_bet, will_call))
+            self._decisions.append((will_bet, will_call))
         self.duel, self._stake = KuhnDuel(game, self._hands, chance), stake
         super().__init__(self.duel, self._let_opponent_act)
 
@@ -272,7 +272,8 @@ class KuhnPlay(DuelPlay):
 
     def _let_opponent_act(self) -> None:
         """Let the opponent bet or check, or call or fold, as was drawn for the hand."""
-        choice = self._answers[self.duel.hand][self.duel.is_facing_bet]
+        will_bet, will_call = self._decisions[self.duel.hand]
+        choice = will_call if self.duel.is_facing_bet else will_bet
         self.duel.act(self.duel.legal_actions()[choice])
 
 
@@ -392,7 +393,8 @@ class OpponentModel:
     def learn(self, deal: Deal, seen: Seen) -> None:
         """Add the observations of a hand to those of earlier hands with the same deal."""
         self._seen[deal] = combined = self._seen.get(deal, seen).combined(seen)
-        # The prior is in the belief once. With each hand, it would make the product underflow.
+        # `belief` multiplies by the prior once. If the likelihood of each hand contained the prior
+        # too, the product would underflow.
         self._likelihoods[deal] = self._weights(np.ones_like(self._uniform), combined).sum(1)
 
     def belief(self) -> np.ndarray:
@@ -404,8 +406,8 @@ class OpponentModel:
     def bets_or_calls(self, deal: Deal, seen_now: Seen) -> bool:
         """Return whether to bet or, if the opponent has bet, to call."""
         known = self._seen.get(deal, seen_now)
-        # Earlier observations of this deal are joined with the current hand below: do not count
-        # them twice.
+        # Leave out the likelihood of this deal: its earlier observations are combined with the
+        # current hand below, and would be counted twice.
         others = [each for number, each in self._likelihoods.items() if number != deal]
         weights = self._weights(np.prod([self._uniform, *others], axis=0), known.combined(seen_now))
         value = _HandValue(seen_now.card)
@@ -436,7 +438,8 @@ def posterior(
 ) -> dict[str, float]:
     """Return the probability of each opponent after the hands of a trial, under a uniform prior.
 
-    If episodes repeat their deals, the opponent's answers are repeated too, so a deal counts once.
+    If episodes repeat their deals, the opponent's decisions are repeated too, so a deal counts
+    once.
     """
     model = OpponentModel(opponents, slip=0.0)
     for episode, play in enumerate(plays):
@@ -444,8 +447,8 @@ def posterior(
         seen = [*play.duel.seen, play.duel.seen_now] if play.legal_actions() else play.duel.seen
         for hand, each in enumerate(seen):
             model.learn((episode if redeals else 0, hand), each)
-    shares = model.belief().tolist()
-    return dict(zip((each.name for each in opponents), shares, strict=True))
+    probabilities = model.belief().tolist()
+    return dict(zip((each.name for each in opponents), probabilities, strict=True))
 
 
 @dataclass(slots=True)
@@ -487,10 +490,10 @@ class Kuhn(Game[Strategy]):
     `maniac`. The task's seat is that of the first hand.
 
     Args:
-        opponents: Set of opponents: `family`, all 32 deterministic strategies that call with every
-            card higher than one with which they call; `contrasts`, 16 patterns whose best responses
-            differ most; `archetypes`, 14 named ones; or `mage`, the three of MAGE's code, with its
-            greedy equilibrium and a mixed one held out.
+        opponents: Set of opponents: `family`, the 32 deterministic strategies that, if they call
+            with a card, call with every higher card too; `contrasts`, 16 of such patterns whose
+            best responses differ most; `archetypes`, 14 named ones; or `mage`, the three of MAGE's
+            code, with its greedy equilibrium and a mixed equilibrium held out.
         hands: Number of hands in an episode, at most four.
         redeals: Whether each episode has its own deals. If not, a trial repeats the first episode's
             deals and the opponent's decisions in them, as LaMer and MAGE restart a game.
@@ -583,12 +586,12 @@ class Kuhn(Game[Strategy]):
         return int(one.family == other.family)
 
     def belief(self, split: Split) -> Belief:
-        """Return the Bayes filter over what each hand has shown, cards and answers."""
+        """Return the Bayes filter over what each hand has shown: cards and decisions."""
         return partial(posterior, self._by_split[split], redeals=self._redeals)
 
     def best_return(self, member: str) -> float:
-        """Return the return of the best response; if episodes repeat their deals, of a player that
-        also knows all cards and answers.
+        """Return the return of the best response. If episodes repeat their deals, return that of a
+        player that also knows all cards and all decisions of the opponent.
         """
         best = best_response if self._redeals else hindsight
         return best((self.variant(member),)) * self._num_hands * self.stake(member)
@@ -628,7 +631,7 @@ _PATTERNS = tuple(
     for jack, queen, king in itertools.product((0, 1), repeat=3)
     for calls in _CALLS
 )
-"""All 32 opponents that do the same every time with a card."""
+"""All 32 opponents that always do the same with the same card."""
 _HELDOUT_PATTERNS = (
     "bet-queen-call-king",
     "bet-jack-queen-call-none",
@@ -642,7 +645,7 @@ _HELDOUT_PATTERNS = (
 """Names of the patterns that are held out."""
 
 FAMILY_TRAIN = tuple(each for each in _PATTERNS if each.name not in _HELDOUT_PATTERNS)
-"""Opponents to train on: 24 of the 32 patterns that always do the same with a card."""
+"""Opponents to train on: 24 of the 32 patterns."""
 FAMILY_HELDOUT = tuple(each for each in _PATTERNS if each.name in _HELDOUT_PATTERNS)
 """Held-out opponents: the other 8, drawn once and written out above."""
 
@@ -739,7 +742,7 @@ def references(
     `random` and `nash` always play the same; `best_fixed` is the best response to the whole
     mixture, the same in every hand; `without_memory` is the best player of a single episode of
     `num_hands` hands that knows the set of opponents; `best_response` knows the opponent. If
-    episodes repeat their deals, `hindsight` also knows the cards and the answers.
+    episodes repeat their deals, `hindsight` also knows the cards and the opponent's decisions.
 
     Args:
         stakes: Value of a chip against each opponent; empty if it is 1 against all.
@@ -800,7 +803,7 @@ def one_episode(
         hands = [_HandValue(card, later) for card in range(3)]
         return sum(each.hand(seat, _dealt(belief, each.card), *tables[seat]) for each in hands)
 
-    # Values are linear in the belief, so its weight can hold the stake of each opponent too.
+    # Values are linear in the belief, so the prior of each opponent can be multiplied by its stake.
     prior = np.array(stakes or (1.0,) * len(opponents)) / len(opponents)
     return sum(best(prior, seat, num_hands) for seat in _SEATS) / 2 / num_hands
 
@@ -808,7 +811,7 @@ def one_episode(
 # Cached, because a matchmaker needs the best return against every opponent at each draw.
 @cache
 def hindsight(opponents: tuple[Strategy, ...]) -> float:
-    """Return the value per hand of a player that knows both cards and the opponent's answers."""
+    """Return the value per hand of a player that knows both cards and the opponent's decisions."""
     total = 0.0
     for opponent, seat in itertools.product(opponents, _SEATS):
         style = opponent.in_seat(1 - seat)
@@ -819,6 +822,6 @@ def hindsight(opponents: tuple[Strategy, ...]) -> float:
                 call_weight = call_chance if will_call else 1 - call_chance
                 weights = np.zeros((1, 3))
                 weights[0, theirs] = bet_weight * call_weight / 6
-                # The answers are known, so their probabilities are 0 or 1.
+                # The decisions are known, so their probabilities are 0 or 1.
                 total += _HandValue(card).hand(seat, weights, will_bet, will_call)
     return total / 2 / len(opponents)

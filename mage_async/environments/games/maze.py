@@ -48,7 +48,7 @@ Say one of them, up, down, left or right, and find the goal, which is hidden in 
 The maze, the start and the goal are the same in all episodes."""
 _SOONER = "Reaching the goal earns 1 on the shortest way, less with every step more."
 _WIN = "Reaching the goal earns 1, nothing else does."
-_BESIDE = "\nThe word goal before an exit says that it leads to the goal."
+_GOAL_IS_SEEN = "\nThe word goal before an exit says that it leads to the goal."
 _CORRIDORS = "at most {rows} times {columns}"
 Shapes = Sequence[Sequence[int]]
 """[rows, columns] of each size of the mazes of corridors, the border of walls included."""
@@ -67,7 +67,7 @@ class Maze:
     start: Cell
     goal: Cell
     shows_goal: bool = False
-    """Whether the goal is seen from the cells beside it."""
+    """Whether the goal is seen from the cells next to it."""
 
     def distances(self, to: Cell) -> dict[Cell, int]:
         """Return the number of steps from each cell to `to`."""
@@ -98,12 +98,14 @@ class MazePlay(SoloPlay):
 
     @property
     def observation(self) -> str:
-        """The agent's cell and its exits, the word goal before one that is seen to lead to it."""
-        beside = self._beside()
-        exits = (f"{GOAL} {way}" if way == beside else way for way in self.actions())
+        """The agent's cell and its exits. If the goal is seen, the word goal precedes the exit that
+        leads to it.
+        """
+        to_goal = self._exit_to_seen_goal()
+        exits = (f"{GOAL} {way}" if way == to_goal else way for way in self.actions())
         return " ".join((cell_text(self.cell), *exits))
 
-    def _beside(self) -> str | None:
+    def _exit_to_seen_goal(self) -> str | None:
         """Return the direction in which the agent sees the goal; `None` if it does not."""
         exits = self._maze.exits[self.cell] if self._maze.shows_goal else {}
         return next((way for way, to in exits.items() if to == self._maze.goal), None)
@@ -195,7 +197,7 @@ class MazeGame(Game[str]):
         mazes: Number of mazes; a quarter of them is held out.
         shapes: Sizes [rows, columns], the border of walls included. If given, mazes are corridors
             with a few loops, `size` and `loops` are not used, and each maze draws one of these
-            sizes. The goal is the farthest cell, and is seen from the cells beside it. These are
+            sizes. The goal is the farthest cell, and is seen from the cells next to it. These are
             ORBIT's mazes (arXiv 2602.04089).
         shortest: With `shapes`, least and largest number of steps on the shortest way.
         wins_only: Whether the goal pays 1, whatever the number of steps.
@@ -281,7 +283,7 @@ class MazeGame(Game[str]):
 
     def rules(self) -> str:
         """Return the rules in plain words."""
-        goal = (_WIN if self._wins_only else _SOONER) + (_BESIDE if self._shapes else "")
+        goal = (_WIN if self._wins_only else _SOONER) + (_GOAL_IS_SEEN if self._shapes else "")
         return _RULES.format(cells=self._cells, goal=goal, turns=self._turns)
 
     def begin(self, task: Task, episode: int) -> MazePlay:
@@ -446,9 +448,10 @@ def corridors_of(name: str, shapes: _Shapes, shortest: tuple[int, ...]) -> Maze:
 
 
 def _dig(start: Cell, rows: int, columns: int, source: random.Random) -> set[Cell]:
-    """Dig corridors from the start, cell by cell. A cell may be dug while it is next to only one
-    dug cell. When no such cell is left, dig two or three cells that are next to two dug cells:
-    these close loops.
+    """Dig corridors from the start, cell by cell; return the dug cells.
+
+    A cell may be dug if it is next to only one dug cell. When no such cell is left, dig two or
+    three cells that are next to two dug cells: these close loops.
     """
     inside = {(row, column) for row in range(rows) for column in range(columns)}
     cells, ends = {start}, [start]
@@ -457,9 +460,9 @@ def _dig(start: Cell, rows: int, columns: int, source: random.Random) -> set[Cel
         """Return the number of a cell's neighbours that are dug."""
         return sum(step(cell, way) in cells for way in DIRECTIONS)
 
-    # At each end one neighbour is dug, or with probability 0.3 up to two.
     while ends:
-        end, dug, most = source.choice(ends), 0, 1 + (source.random() >= 0.7)
+        # Dig one neighbour of an end or, with probability 0.3, up to two.
+        end, dug, most = source.choice(ends), 0, 2 if source.random() >= 0.7 else 1
         for way in source.sample(tuple(DIRECTIONS), len(DIRECTIONS)):
             to = step(end, way)
             if dug < most and to in inside - cells and num_open(to) <= 1:

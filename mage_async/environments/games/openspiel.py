@@ -311,8 +311,8 @@ class OpenSpielGame(Game[str]):
         """Return the returns of reference players, by episode.
 
         `random` is measured in 40 games. `best_response`, which knows the opponent, is exact. It is
-        left out if an opponent of the split searches, or if all opponents play at random: the game
-        may be too large to be solved, unless an opponent is a solved table (`TABLES`).
+        left out if an opponent of the split searches, and if no opponent is a solved table
+        (`TABLES`), because then the game may be too large to be solved.
         """
         uniform = partial(OpenSpielScript, care=0.0, make=partial(self._opponents.mover, "random"))
         measured = scripted_returns(self, split, 1, uniform, _NUM_REFERENCE_TRIALS)
@@ -343,7 +343,7 @@ def _load(name: str) -> Any:
 
 
 def _first_decision(game: Any) -> Any:
-    """Return the state after the first outcome of every initial chance node."""
+    """Return a state in which a player acts first: take the first outcome of every chance node."""
     state = game.new_initial_state()
     while state.is_chance_node():
         state.apply_action(state.chance_outcomes()[0][0])

@@ -128,8 +128,8 @@ def _response(game: Any, seat: int, against: Table) -> Any:
 
 
 def _complete(game: Any, table: Table) -> dict[str, list[tuple[int, float]]]:
-    """Return the table with every legal action, as the engine wants it; information states without
-    an entry are uniform.
+    """Return the table with every information state and every legal action, as the engine requires;
+    states without an entry are uniform.
     """
     complete: dict[str, list[tuple[int, float]]] = {}
     waiting = [game.new_initial_state()]
@@ -157,8 +157,8 @@ def _store(file: Path, table: Table) -> None:
     half a table.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A name with the id of the process would not do: processes of containers, or of machines that
-    # share a home, may have the same one.
+    # A temporary name made of the process id would not be unique: processes in other containers, or
+    # on other machines that share the home directory, may have the same id.
     with tempfile.TemporaryDirectory(dir=file.parent) as working:
         partial = Path(working) / file.name
         partial.write_text(json.dumps(table))
@@ -173,8 +173,8 @@ class EngineDuel(DuelSides):
         state: State of OpenSpiel before the first move.
         seat: Seat of the agent.
         turns: Largest number of turns of a side.
-        is_scripted: Whether a script plays the opponent. It has no limit of turns, and it still
-            answers the agent's last action.
+        is_scripted: Whether a script plays the opponent. The script has no limit of turns, and it
+            still replies to the agent's last action.
     """
 
     def __init__(
@@ -250,6 +250,6 @@ class EngineDuel(DuelSides):
         for side, earned in ((AGENT, agent_return), (OPPONENT, opponent_return)):
             self._show_state(side)
             result = WIN if earned > 0 else LOSE if earned < 0 else DRAW
-            # The value of a game that is not one point is shown too.
+            # The size of a result is shown unless it is 0 or 1, which the word already says.
             self._show(side, result if abs(earned) in (0, 1) else f"{result} {abs(earned):g}")
             self._pay(side, earned)

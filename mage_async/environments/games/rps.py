@@ -91,7 +91,7 @@ class Seen(NamedTuple):
     turn: int
     """Number of rounds played before."""
     last: int | None
-    """Last valid move of the agent before the round: all that a rule can answer."""
+    """Last valid move of the agent before the round; an opponent's rule reacts to nothing else."""
     mine: int | None
     """Move of the agent; None if its action was invalid."""
     theirs: int
@@ -337,14 +337,14 @@ def posterior(opponents: Sequence[Opponent], plays: Sequence[Play]) -> dict[str,
         likelihoods *= _likelihood(
             np.array([each.move(turn, last) == theirs for each in opponents])
         )
-    shares = likelihoods / likelihoods.sum()
-    return {each.name: float(share) for each, share in zip(opponents, shares, strict=True)}
+    probabilities = (likelihoods / likelihoods.sum()).tolist()
+    return dict(zip((each.name for each in opponents), probabilities, strict=True))
 
 
-# The hidden opponents follow. Sequences are split by orbits under x -> x + k (mod 3), with all
-# three shifts of a sequence in the same split, so that every move stays equally likely in both
-# splits. With a random split, the first move alone was worth 0.28 a round to a player without any
-# memory.
+# The hidden opponents follow. Sequences are split by orbits under x -> x + k (mod 3): all three
+# shifts of a sequence are in the same split, so that every move is equally likely in both splits.
+# With a random split, a player without any memory earned 0.28 a round from the uneven first moves
+# alone.
 
 
 _SHIFTS = {"copy": 0, "beat": 1, "lose": 2}
@@ -446,10 +446,11 @@ def _best_under(
     )
 
 
-# The functions below compute the value of a Bayes player without a plan. A belief is known by its
-# misses: for each opponent of the prior, the number of observed moves that this opponent would have
-# played by noise alone. All courses of an episode are followed at once; those that end with the
-# same belief are merged.
+# The functions below compute the value of a greedy Bayes player: it maximises the result of the
+# next move alone, and does not plan what to learn. A belief is represented by its misses: for each
+# opponent of the prior, the number of observed moves that this opponent would have played by noise
+# alone. All courses of an episode are followed at once; those that end with the same belief are
+# merged.
 
 _NO_MOVE = 3
 """Number that stands for no last move."""
@@ -465,9 +466,9 @@ def bayes_greedy(
     player with the given prior.
 
     The player remembers earlier episodes and always takes the move of greatest expected result, so
-    it earns what a policy with a perfect memory, but without a plan, would earn. If `opponents` are
-    not in `prior`, it is no upper bound. Values are exact to 0.001: between episodes,
-    beliefs rarer than `_RAREST` are dropped.
+    it earns what a policy with a perfect memory would earn that does not explore on purpose. If
+    `opponents` are not in `prior`, it is no upper bound. Values are exact to 0.001: between
+    episodes, beliefs rarer than `_RAREST` are dropped.
     """
     misses = np.zeros((1, len(prior)), np.int16)
     reach = np.full((1, len(opponents)), 1 / len(opponents))
@@ -511,8 +512,8 @@ def _follow_episode(
 
 
 def _intended(opponents: Sequence[Opponent], turn: int) -> np.ndarray:
-    """Return the intended move of each opponent after each last move of the agent, the fourth being
-    none: int [4, P].
+    """Return the move of each opponent's rule after each last move of the agent: int [4, P]. The
+    last row is for no last move (`_NO_MOVE`).
     """
     lasts = (0, 1, 2, None)
     return np.array([[each.move(turn, last) for each in opponents] for last in lasts])
@@ -525,7 +526,7 @@ def _greedy_move(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
     belief = miss ** misses.astype(float)
     weight = np.stack([(belief * (believed == move)).sum(1) for move in range(3)], axis=1)
     gains = weight / belief.sum(1, keepdims=True) @ _PAYOFFS.T
-    # Rounded, so that of equal gains the first is taken, whatever their last bits are.
+    # Rounded, so that the first of equal gains is taken even if their last bits differ.
     best: np.ndarray = np.argmax(gains.round(9), axis=1)
     return best
 
@@ -686,7 +687,9 @@ class BiasedRps(Game[str]):
         }
 
     def _share_won(self, chance: float) -> float:
-        """Return the probability of winning an episode of rounds won with this probability."""
+        """Return the probability of winning an episode whose rounds are each won with probability
+        `chance`.
+        """
         needed = range(-(-self._rounds // 2), self._rounds + 1)  # at least half, rounded up
         return sum(
             comb(self._rounds, won) * chance**won * (1 - chance) ** (self._rounds - won)

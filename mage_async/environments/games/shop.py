@@ -3,9 +3,9 @@
 Rules: search, follow links, choose options and buy. A purchase with the right kind, attributes,
 options and price earns 10, any other nothing. The fitting product is hidden; the customer wants the
 same in all episodes, so a wrong purchase rules a product out. The shipped catalogue is synthetic,
-because WebShop's data has to be downloaded by hand; so returns are not WebShop's. To play on
-WebShop's catalogue, give the path of `items_shuffle_1000.json`, with `items_ins_v2_1000.json` in
-the same folder.
+because WebShop's data has to be downloaded by hand. Returns on it are not comparable with those on
+WebShop. To play on WebShop's catalogue, give the path of `items_shuffle_1000.json`, with
+`items_ins_v2_1000.json` in the same folder.
 """
 
 import json
@@ -98,11 +98,10 @@ class Goal:
         """Return the customer's instruction."""
         product = self.product
         options = ", ".join(f"{name}: {value}" for name, value in self.options.items())
-        wanted = f"{', '.join(self.attributes)} {product.kind}"
-        with_options = f" with {options}" if options else ""
-        return (
-            f"Find me {wanted}{with_options}, and price lower than {self.price_limit:.2f} dollars"
-        )
+        described = f"{', '.join(self.attributes)} {product.kind}"
+        if options:
+            described += f" with {options}"
+        return f"Find me {described}, and price lower than {self.price_limit:.2f} dollars"
 
 
 _K1, _B = 0.9, 0.4
@@ -380,8 +379,9 @@ def read_products(path: str) -> tuple[Product, ...]:
     file = Path(path).expanduser()
     try:
         items = json.loads(file.read_text(encoding="utf-8"))
-        beside = file.with_name(file.name.replace("items_shuffle", "items_ins_v2"))
-        known = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+        attributes_file = file.with_name(file.name.replace("items_shuffle", "items_ins_v2"))
+        has_attributes = attributes_file.is_file()
+        known = json.loads(attributes_file.read_text(encoding="utf-8")) if has_attributes else {}
         found = {item["asin"]: _read_product(item, known.get(item["asin"], {})) for item in items}
     except OSError as error:
         raise ConfigError(f"shop: cannot read `products`: {error}") from None
@@ -393,7 +393,7 @@ def read_products(path: str) -> tuple[Product, ...]:
     if len(products) < 8:
         raise ConfigError(
             f"shop: {file} has {len(products)} products with attributes, at least 8 are needed; "
-            f"is {beside.name} beside it?"
+            f"is {attributes_file.name} in the same folder?"
         )
     return products
 
@@ -432,14 +432,14 @@ def _price(text: str) -> float:
 
 
 _STEP = 10
-"""A goal bounds the price by a multiple of this number of dollars."""
+"""Number of dollars of which every price limit of a goal is a multiple."""
 
 
 def goal_of(product: Product) -> Goal:
     """Return the one goal of a product; the product's name is the seed."""
     source = random.Random(f"goal/{product.name}")
-    num_wanted = min(len(product.attributes), source.randint(1, 3))
-    attributes = tuple(sorted(source.sample(product.attributes, num_wanted)))
+    num_attributes = min(len(product.attributes), source.randint(1, 3))
+    attributes = tuple(sorted(source.sample(product.attributes, num_attributes)))
     options = {name: source.choice(values) for name, values in product.options.items()}
     price_limit = (product.price // _STEP + source.randint(1, 3)) * _STEP
     return Goal(product, attributes, options, price_limit)

@@ -133,11 +133,19 @@ class SokobanPlay(SoloPlay):
 
     def _step(self, step: int) -> float:
         """Take one step; return its reward."""
-        room, before = self.room, self.position
-        self.position = push(room, before, step)
-        stored, were = ((boxes & room.targets).bit_count() for _, boxes in (self.position, before))
-        reward = REWARDS.step + REWARDS.on * (stored > were) + REWARDS.off * (stored < were)
-        return reward + REWARDS.solved * self.is_solved
+        stored_before = self._num_stored()
+        self.position = push(self.room, self.position, step)
+        stored = self._num_stored()
+        reward = REWARDS.step
+        if stored > stored_before:
+            reward += REWARDS.on
+        if stored < stored_before:
+            reward += REWARDS.off
+        return reward + REWARDS.solved if self.is_solved else reward
+
+    def _num_stored(self) -> int:
+        """Return the number of boxes on targets."""
+        return (self.position[1] & self.room.targets).bit_count()
 
     def _end(self) -> str:
         """Return the word for the end of the episode; "" if it goes on."""
@@ -195,13 +203,15 @@ class SokobanScript(TrialScript[SokobanPlay]):
 
     def action(self, play: SokobanPlay) -> str:
         """Return the next action."""
-        recalled = self._recall(play)
-        if recalled is not None and self.source.random() < self.memory:
-            return recalled
+        repeated = self._action_of_solution(play)
+        if repeated is not None and self.source.random() < self.memory:
+            return repeated
         return " ".join(MOVES[move] for move in self._next_moves(play))
 
-    def _recall(self, play: SokobanPlay) -> str | None:
-        """Return the next action of an earlier episode that began like this one and was solved."""
+    def _action_of_solution(self, play: SokobanPlay) -> str | None:
+        """Return the next action of an earlier episode that began like this one and was solved;
+        None if there is no such episode.
+        """
         taken = len(play.done)
         for earlier in self.plays[:-1]:
             began_so = earlier.done[:taken] == play.done
@@ -273,11 +283,12 @@ class Sokoban(Game[str]):
             *(SOLVED, STUCK, OVER, INVALID),
         )
         returns = (turns * steps_per_turn * REWARDS.step, REWARDS.solved + boxes * REWARDS.on)
-        # The turn that solves a room brings a box onto a target, which pays for its steps; up to
-        # four steps without it earn less than `solved`.
+        # Only the turn that solves a room earns at least `solved`. It has more boxes on targets at
+        # its end than at its beginning, which earns more than its steps cost, up to four of them.
+        # Any other turn earns at most `on` in each of its steps.
         facts = facts_of("sokoban", turns, words, returns, win_reward=REWARDS.solved)
         super().__init__(facts, numbered("room", rooms), "room")
-        # Whether the options go together is known only from rooms.
+        # Only drawing rooms shows whether some room satisfies all options together.
         try:
             for members in self._splits.values():
                 self.room(next(iter(members)))
@@ -401,8 +412,9 @@ def _scramble(
 ) -> Room | None:
     """Return a room in which no box stands on a target.
 
-    The room's distance from the solved positions is drawn from the wanted lengths, or is as near
-    below as the room allows.
+    The number of steps of its shortest solution is drawn from `lengths`; if no position is so far
+    from the solved ones, it is the largest smaller number in `lengths` that occurs. Return None if
+    none occurs.
     """
     found = distances(size, floor, targets, source.choice(lengths))
     starts = [
@@ -422,7 +434,7 @@ def distances(size: int, floor: int, targets: int, most: int) -> dict[Position, 
     one.
 
     The search plays backwards: a step away from a cell may pull along the box on the other side. It
-    stops after 100,000 positions, the nearest ones.
+    stops after the 100,000 nearest positions.
     """
     found: dict[Position, int] = {(cell, targets): 0 for cell in cells_of(floor & ~targets)}
     waiting = deque(found)
@@ -435,14 +447,14 @@ def distances(size: int, floor: int, targets: int, most: int) -> dict[Position, 
         for step in (-size, size, -1, 1):
             if not free >> player + step & 1:
                 continue
-            befores = [(player + step, boxes)]
+            predecessors = [(player + step, boxes)]
             # A box on the other side may have been pushed there by this step: pull it back.
             if boxes >> player - step & 1:
-                befores.append((player + step, boxes ^ (1 << player - step | 1 << player)))
-            for before in befores:
-                if before not in found:
-                    found[before] = distance
-                    waiting.append(before)
+                predecessors.append((player + step, boxes ^ (1 << player - step | 1 << player)))
+            for predecessor in predecessors:
+                if predecessor not in found:
+                    found[predecessor] = distance
+                    waiting.append(predecessor)
     return found
 
 

@@ -42,9 +42,9 @@ class _Session:
 
     def __init__(self, engine: Any, file: Path, number: int) -> None:
         self._random_state, self._best_score = IsolatedRandomState(number), 0.0
-        wanted = engine.EnvInfos(admissible_commands=True, score=True, max_score=True)
+        requested = engine.EnvInfos(admissible_commands=True, score=True, max_score=True)
         with self._random_state:
-            self._game = engine.start(str(file), wanted)
+            self._game = engine.start(str(file), requested)
             self._state = self._game.reset()
         self.observation = _strip_banner(self._state.feedback)
 

@@ -43,7 +43,7 @@ _TASK = {
     "env_idx": ("session_id", "item_id", "idx", "id"),
 }
 """For each name of the environment's number, the names under which servers expect the task's number
-in `reset`. All are sent, as servers ignore fields that they do not know.
+in `reset`. All are sent, because servers ignore fields that they do not know.
 """
 Handle = dict[str, int]
 """Number of an environment by its name in requests, `id` or `env_idx`: the body of a request about
@@ -86,7 +86,7 @@ class Reader:
             EnvironmentFault: the environment failed, or there is no observation.
         """
         if not isinstance(answer, Mapping):
-            raise EnvironmentFault(f"the server answered no object: {_short(answer)}")
+            raise EnvironmentFault(f"the server's answer is no JSON object: {_short(answer)}")
         if "error" in answer:
             raise EnvironmentFault(f"the server's environment failed: {_short(answer['error'])}")
         text = answer.get("observation", answer.get("state"))
@@ -147,7 +147,8 @@ class Episode(NumberedTasks, ServerEpisode):
 
         Raises:
             CapacityReached: the server has no room for another environment.
-            EnvironmentFault: the server does not know the request, failed, or answered no JSON.
+            EnvironmentFault: the server does not know the request, failed, or its answer is no
+                JSON.
         """
         address = f"{self.url}{path}"
         async with self._http.post(address, json=body) as answer:
@@ -163,7 +164,9 @@ class Episode(NumberedTasks, ServerEpisode):
         try:
             return json.loads(text)
         except ValueError:
-            raise EnvironmentFault(f"{address} answered no JSON: {text!r:.{_MOST_SHOWN}}") from None
+            raise EnvironmentFault(
+                f"the answer of {address} is no JSON: {text!r:.{_MOST_SHOWN}}"
+            ) from None
 
 
 def load(
@@ -205,7 +208,7 @@ def handle_of(answer: Any) -> Handle:
     for name in _TASK:
         if isinstance(number := named.get(name), int):
             return {name: number}
-    raise EnvironmentFault(f"create was answered without an environment: {_short(answer)}")
+    raise EnvironmentFault(f"the answer to `create` names no environment: {_short(answer)}")
 
 
 def reset_body(handle: Handle, task: int) -> dict[str, int]:

@@ -35,7 +35,7 @@ MAX_ACTIONS = 1000
 """Largest number of actions that are listed."""
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are arrays of numbers."""
-Say = Callable[[Any], str]
+Write = Callable[[Any], str]
 """Returns an observation as text."""
 Read = Callable[[str], Any]
 """Returns the action that a text names; None if it names none."""
@@ -50,7 +50,7 @@ class _Shared:
     renders: bool
     """Whether observations also show what the environment draws as text."""
     read: Read
-    say: Callable[[Any, Any], str]
+    write: Callable[[Any, Any], str]
     """Returns an observation as text; called with the environment without wrappers, and the
     observation.
     """
@@ -90,8 +90,8 @@ class Episode:
         return (lambda observation: source.choice(listed)) if listed else None
 
     def _text(self, observation: Any) -> str:
-        """Return an observation as text, with the drawing if it is wanted."""
-        text = self.shared.say(self._env.unwrapped, observation)
+        """Return an observation as text, with the drawing if the option `render` is set."""
+        text = self.shared.write(self._env.unwrapped, observation)
         return f"{text}\n{_drawn(self._env.render())}" if self.shared.renders else text
 
 
@@ -124,7 +124,7 @@ def load(
     if "" in actions or len(set(actions)) < len(actions):
         raise ConfigError(f"{name}: `actions` must be different words, got {list(actions)}")
     with as_config_error(name):
-        # No trial plays this one: its spaces and docstring stand for all environments of the name.
+        # No trial plays this environment: only its spaces and docstring are read.
         probe = _made(identity, make or {}, False, 0)
         probe.close()
     own = probe.unwrapped
@@ -132,13 +132,13 @@ def load(
         raise ConfigError(f"environment {name!r}: cannot be drawn as text; set `render = false`")
     toy = TOYS.get(type(own).__name__)
     legal, read = reader(name, probe.action_space, tuple(actions) or (toy.actions if toy else ()))
-    say = toy.say if toy else _ignoring_environment(sayer(name, probe.observation_space))
+    write = toy.write if toy else _ignoring_environment(writer(name, probe.observation_space))
     described = toy.rules if toy else _rules_from_docstring(own)
     make_for = partial(_made, identity, make or {}, render)
     return episode_class(
         Episode,
         name,
-        shared=_Shared(make_for, render, read, say),
+        shared=_Shared(make_for, render, read, write),
         max_turns=turns,
         legal_actions=legal or None,
         rules=rules or f"{described} {_instruction(legal, probe)}",
@@ -148,8 +148,8 @@ def load(
 def _made(identity: str, options: Mapping[str, Any], renders: bool, task: int) -> Any:
     """Create an environment for a task.
 
-    The option `desc = "random"` means FrozenLake's own random map, the same for a task in all its
-    episodes.
+    The option `desc = "random"` makes a random map by FrozenLake's own generator, the same in all
+    episodes of a task.
     """
     options = dict(options)
     if options.get("desc") == "random":
@@ -161,9 +161,9 @@ def _made(identity: str, options: Mapping[str, Any], renders: bool, task: int) -
     return gymnasium.make(identity, disable_env_checker=True, **mode, **options)
 
 
-def _ignoring_environment(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
-    """Return `say` with a first parameter for the environment, which it ignores."""
-    return lambda _, observation: say(observation)
+def _ignoring_environment(write: Callable[[Any], str]) -> Callable[[Any, Any], str]:
+    """Return `write` with a first parameter for the environment, which it ignores."""
+    return lambda _, observation: write(observation)
 
 
 def _instruction(legal: Sequence[str], probe: Any) -> str:
@@ -188,7 +188,7 @@ def _drawn(text: str) -> str:
 # The functions below convert values of Gymnasium's spaces to text and back.
 
 
-def sayer(name: str, space: Any) -> Say:
+def writer(name: str, space: Any) -> Write:
     """Return the function that writes observations of a space as text. Numbers have four digits.
 
     Raises:
@@ -202,11 +202,15 @@ def sayer(name: str, space: Any) -> Say:
         if np.prod(space.shape) <= MAX_NUMBERS:
             return _array
     elif isinstance(space, spaces.Tuple):
-        parts = [sayer(name, each) for each in space.spaces]
-        return lambda value: ", ".join(say(each) for say, each in zip(parts, value, strict=True))
+        parts = [writer(name, each) for each in space.spaces]
+        return lambda value: ", ".join(
+            write(each) for write, each in zip(parts, value, strict=True)
+        )
     elif isinstance(space, spaces.Dict):
-        named = {key: sayer(name, each) for key, each in space.spaces.items()}
-        return lambda value: "\n".join(f"{key}: {say(value[key])}" for key, say in named.items())
+        named = {key: writer(name, each) for key, each in space.spaces.items()}
+        return lambda value: "\n".join(
+            f"{key}: {write(value[key])}" for key, write in named.items()
+        )
     raise ConfigError(
         f"environment {name!r}: its observations, {_short(space)}, have no text form: numbers in "
         f"at most two dimensions, {MAX_NUMBERS} of them at most, and text have one"
@@ -290,32 +294,32 @@ class Toy:
     rules: str
     actions: tuple[str, ...]
     """Words for the actions, in order of their numbers."""
-    say: Callable[[Any, Any], str]
+    write: Callable[[Any, Any], str]
     """Returns an observation as text; called with the environment without wrappers, and the
     observation.
     """
 
 
-def _say_taxi(taxi: Any, state: Any) -> str:
+def _taxi_text(taxi: Any, state: Any) -> str:
     """Return the state of Taxi as text."""
     row, column, passenger, destination = taxi.decode(state)
     at = _PLACES[passenger]
     return f"taxi at row {row}, column {column}; passenger {at}; to {_PLACES[destination]}"
 
 
-def _say_lake(lake: Any, state: Any) -> str:
+def _lake_text(lake: Any, state: Any) -> str:
     """Return the state of FrozenLake as text."""
     row, column = divmod(int(state), lake.ncol)
     return f"row {row}, column {column}: {_TILES[bytes(lake.desc[row, column])]}"
 
 
-def _say_cliff(cliff: Any, state: Any) -> str:
+def _cliff_text(cliff: Any, state: Any) -> str:
     """Return the state of CliffWalking as text."""
     row, column = divmod(int(state), cliff.shape[1])
     return f"row {row}, column {column}"
 
 
-def _say_blackjack(_: Any, observed: Any) -> str:
+def _blackjack_text(_: Any, observed: Any) -> str:
     """Return the state of Blackjack as text."""
     mine, dealer, has_ace = (int(each) for each in observed)
     ace = "a usable ace" if has_ace else "no usable ace"
@@ -328,25 +332,25 @@ TOYS = {
         "0), Green (row 0, column 4), Yellow (row 4, column 0) or Blue (row 4, column 3) to one of "
         "the others: +20 there, -1 a step, -10 for a pickup or dropoff that is not possible.",
         ("south", "north", "east", "west", "pickup", "dropoff"),
-        _say_taxi,
+        _taxi_text,
     ),
     "FrozenLakeEnv": Toy(
         "Cross a frozen lake from the start in row 0, column 0 to the goal in the last row and "
         "column, which pays 1. A hole ends the episode. The ice may be slippery: a move may then "
         "lead to the side.",
         ("left", "down", "right", "up"),
-        _say_lake,
+        _lake_text,
     ),
     "CliffWalkingEnv": Toy(
         "Walk on 4 × 12 squares from row 3, column 0 to row 3, column 11. The squares between the "
         "two in row 3 are a cliff: -100, and back to the start. A step costs 1.",
         ("up", "right", "down", "left"),
-        _say_cliff,
+        _cliff_text,
     ),
     "BlackjackEnv": Toy(
         "Blackjack: come closer to 21 than the dealer, and not above. A win pays 1, a loss -1.",
         ("stick", "hit"),
-        _say_blackjack,
+        _blackjack_text,
     ),
 }
 """Toy environments in words, by the name of the class."""

@@ -150,8 +150,8 @@ class IsolatedRandomState:
 
     Wrap every call of a simulator that draws from `random` or `numpy.random`. The previous state is
     restored on exit. A simulator's calls are made one after another (its class sets
-    `called = "in_turn"`, see `CallMode`), but a call that overran its deadline goes on beside later
-    ones. If it returns before them, it leaves the state to them.
+    `called = "in_turn"`, see `CallMode`), but a call that exceeded its deadline goes on while later
+    ones are made. If it returns before them, they restore the state instead.
     """
 
     _entered: ClassVar["list[IsolatedRandomState]"] = []
@@ -162,7 +162,7 @@ class IsolatedRandomState:
         self._own: tuple[Any, Any] = random.Random(seed).getstate(), numbers.get_state()
         """States of `random` and `numpy.random` that the simulator continues with."""
         self._outside: tuple[Any, Any] | None = None
-        """States that are restored when the simulator's call ends; None before the first call."""
+        """States that are restored when the call ends; None before the first call."""
 
     def __enter__(self) -> None:
         self._outside = random.getstate(), np.random.get_state()
@@ -173,12 +173,12 @@ class IsolatedRandomState:
         """Keep the simulator's state and restore the previous one, unless a later call goes on."""
         assert self._outside is not None, "entered"
         entered = IsolatedRandomState._entered
-        place = entered.index(self)
-        del entered[place]
-        if place < len(entered):
-            # The call that was entered after this one saved this simulator's state. It has to
-            # restore the state before both calls instead.
-            entered[place]._outside = self._outside
+        index = entered.index(self)
+        del entered[index]
+        if index < len(entered):
+            # The call that was entered after this one, now at `index`, saved this simulator's
+            # state. It has to restore the state before both calls instead.
+            entered[index]._outside = self._outside
             return
         self._own = random.getstate(), np.random.get_state()
         _set_random_states(self._outside)

@@ -65,7 +65,7 @@ class ActionForm:
     def read(self, text: str) -> dict[str, Any] | None:
         """Return the fields; None if the text does not have the form."""
         try:
-            if (field := self._only()) is not None:
+            if (field := self._single_field()) is not None:
                 return {field: _READERS[self.fields[field]["type"]](text)}
             found = _json(text)
         except (ValueError, RecursionError):  # RecursionError: brackets are nested too deeply
@@ -74,13 +74,15 @@ class ActionForm:
 
     def instruction(self) -> str:
         """Return the required form in words; "" if any text is valid."""
-        if (field := self._only()) is None:
+        if (field := self._single_field()) is None:
             return f"Answer with a JSON object: {json.dumps(self.fields)}"
         kind = self.fields[field]["type"]
         return "" if kind == "string" else f"Answer with the {field}: {kind}."
 
-    def _only(self) -> str | None:
-        """Return the field that a text fills: the only one, if its type is in `_READERS`."""
+    def _single_field(self) -> str | None:
+        """Return the name of the only field, if plain text can fill it (its type is in `_READERS`);
+        None if text has to be a JSON object of several fields.
+        """
         if len(self.fields) != 1:
             return None
         (name,) = self.fields
@@ -123,8 +125,8 @@ class Episode(ServerEpisode):
         return await self._request({"type": "step", "data": fields})
 
     async def _end(self) -> None:
-        """End the session, and wait until the server has ended it too: only then another session
-        can take its place.
+        """End the session, and wait until the server has ended it too, because only then it accepts
+        another session in its place.
         """
         if self._socket is not None:
             await self._send({"type": "close"})
@@ -144,7 +146,8 @@ class Episode(ServerEpisode):
         return self._step_value(observed(message.json()))
 
     async def _send(self, request: dict[str, Any]) -> None:
-        """Send a request. If the server has just closed, its last message can still be read."""
+        """Send a request, unless the server has closed the connection."""
+        # The caller then reads the server's last message, which says why it was closed.
         with suppress(ConnectionResetError):
             await self._socket.send_json(request)
 

@@ -307,8 +307,8 @@ def test_a_server_of_bare_numbers_and_texts_is_played(made_up) -> None:
     ("create", "said"),
     [
         ((404, "<html>"), r"reset\(\) raised EnvironmentFault: http\S+/create answered 404 Not F"),
-        ((200, "<html>"), r"/create answered no JSON: '<html>'"),
-        ((200, '{"error": "no game"}'), r"create was answered without an environment: .*no game"),
+        ((200, "<html>"), r"the answer of .*/create is no JSON: '<html>'"),
+        ((200, '{"error": "no game"}'), r"the answer to `create` names no environment: .*no game"),
     ],
 )
 def test_a_server_of_something_else_is_one_sentence(made_up, create, said: str) -> None:

@@ -18,7 +18,7 @@ gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
 # This module cannot be imported without Gymnasium.
 loader = import_module("mage_async.environments.loaders.gymnasium")
-reader, sayer = loader.reader, loader.sayer
+reader, writer = loader.reader, loader.writer
 
 
 TOYS = {
@@ -86,7 +86,7 @@ def test_spaces_are_put_into_words_and_actions_are_read() -> None:
     both = spaces.Dict(
         {"at": spaces.Box(-1, 1, (2, 2)), "hand": spaces.Tuple([spaces.Text(9)] * 2)}
     )
-    said = sayer("own", both)({"at": [[0.5, 0], [1, -0.123456]], "hand": ("ace", "two")})
+    said = writer("own", both)({"at": [[0.5, 0], [1, -0.123456]], "hand": ("ace", "two")})
     assert said == "at: 0.5 0\n1 -0.1235\nhand: ace, two"
     _, read = reader("own", spaces.MultiDiscrete([3, 2]), ())
     assert list(read("2, 1")) == [2, 1]
@@ -103,7 +103,7 @@ def test_spaces_are_put_into_words_and_actions_are_read() -> None:
 )
 def test_what_has_no_text_form_is_refused(space: Any) -> None:
     with pytest.raises(ConfigError, match=r"'own': its observations, .* have no text form: num"):
-        sayer("own", space)
+        writer("own", space)
     with pytest.raises(ConfigError, match=r"'own': its actions, .* have no text form: a choice"):
         reader("own", space, ())
 
