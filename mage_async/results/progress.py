@@ -492,7 +492,10 @@ class ProgressCounts:
         if doing[0] == "batch not full" and arrived < needed:
             is_bound = len(self._latest) < KNOWN_SHARE * needed
             most_turns = config.trial.most_turns(environment.facts.max_turns)
-            due_s = self._due_s(needed - arrived, under_way, turns_per_s, is_bound and most_turns)
+            # The limit of a program's calls is far above their usual number, and gives no bound.
+            if not (is_bound and isinstance(environment, AgentTasks)):
+                turns_each = most_turns if is_bound else 0
+                due_s = self._due_s(needed - arrived, under_way, turns_per_s, turns_each)
         places = Counter[str]()
         for reason, count in dropped_by_reason.items():
             places[place_in_code(reason)] += count

@@ -226,6 +226,14 @@ def test_before_the_first_trial_the_limits_of_the_environment_bound_the_time() -
     assert said.endswith(", if every trial is as long as it may be and the pace stays")
 
 
+def test_the_limit_of_a_programs_calls_bounds_no_time() -> None:
+    counts, program = ProgressCounts(), tasks_of(lambda base_url: 1.0)
+    snapshot(counts, 0.0, environment=program)
+    counts.add_heartbeat("actor-0", {"num_completions": 20})
+    seen = snapshot(counts, 10.0, environment=program, under_way=(32, 20))
+    assert (seen.due_s, seen.is_due_bound) == (None, False)
+
+
 def test_trials_played_again_are_named_and_end_the_bound_on_the_time() -> None:
     counts = ProgressCounts()
     snapshot(counts, 0.0)
