@@ -636,6 +636,10 @@ class Learner(Section):
     """Entropy in nats above which a token gets no bonus; 0 is no ceiling. With stale data the bonus
     acts at once, and the rewards that counteract it arrive later, so entropy can run away
     (Skywork-OR1, arXiv 2505.22312, switches the bonus off by the mean entropy of the batch)."""
+    entropy_tokens: Literal["all", "restricted"] = "all"
+    """Which tokens of actions get the entropy bonus. "restricted": those that were sampled from a
+    set of allowed tokens, as of `legal_actions` or of a program's `regex`. Over the whole
+    vocabulary of a pretrained model the bonus rewards nonsense."""
     max_tokens_per_microbatch: Natural = 0
     """Largest number of tokens of one forward pass. A larger minibatch is split into micro-batches
     whose gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""

@@ -848,7 +848,8 @@ SIGNATURES = {
         needs="entropy",
     ),
     "entropy_runaway": Signature(
-        "Lower learner.entropy or set learner.entropy_ceiling; lower learner.learning_rate.",
+        "Lower learner.entropy, or set learner.entropy_ceiling or "
+        'learner.entropy_tokens = "restricted"; lower learner.learning_rate.',
         entropy_runaway,
         steps_in_a_row=2,
         needs="entropy",

@@ -242,8 +242,12 @@ class Trainer:
         inputs = inputs or head_inputs(self.model, batch.row, self._temperature)
         logprobs, entropy = inputs.logprobs()
         # Tokens of actions whose entropy is below the ceiling get the entropy bonus.
-        acts = torch.from_numpy(batch.sampled.kinds == Kind.ACT).to(entropy.device)
-        mask = (acts & (entropy < (self._learner.entropy_ceiling or math.inf))).float()
+        acts = torch.from_numpy(batch.sampled.kinds == Kind.ACT)
+        if self._learner.entropy_tokens == "restricted":
+            restricted = batch.row.restricted
+            acts &= torch.tensor(False) if restricted is None else ~restricted.free
+        ceiling = self._learner.entropy_ceiling or math.inf
+        mask = (acts.to(entropy.device) & (entropy < ceiling)).float()
         if batch.progress:
             age = batch.staleness
             logprobs = interpolated(batch.behaviour, logprobs, age, batch.progress)

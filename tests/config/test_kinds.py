@@ -151,27 +151,39 @@ class Patterned(AnyText):
     legal_pattern = "offer [1-9]"
 
 
-@pytest.mark.parametrize(
-    ("kind", "entropy", "most"), [(AnyText, 0.0, 24), (ListedLater, 0.05, 8), (Patterned, 0.05, 8)]
-)
-def test_free_text_gets_no_entropy_bonus_and_room_for_a_sentence(
-    kind: type, entropy: float, most: int
-) -> None:
+@pytest.mark.parametrize(("kind", "most"), [(AnyText, 24), (ListedLater, 8), (Patterned, 8)])
+def test_free_text_gets_room_for_a_sentence(kind: type, most: int) -> None:
     name = f"environment.name={kind.__module__}:{kind.__qualname__}"
     config = quickstart("policy.source=models/mine", name)
-    assert config.learner.entropy == entropy
-    assert config.learner.final_entropy <= entropy
     assert config.transcript.max_action_tokens == most
 
 
-def test_a_dataset_and_a_mix_with_a_class_of_free_text_get_no_entropy_bonus_either() -> None:
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("agent:own:run", "restricted"),
+        ("tests.environments.boxes:Boxes", "restricted"),
+        (f"{__name__}:AnyText", "restricted"),
+        ("rps", "restricted"),
+        ("agent:own:run learner.device=cuda:0", "all"),
+    ],
+)
+def test_on_cores_a_pretrained_model_gets_no_entropy_bonus_for_free_text(
+    name: str, tokens: str
+) -> None:
+    keys = f"environment.name={name}".split()
+    config = quickstart("policy.source=models/mine", *keys)
+    assert config.learner.entropy_tokens == tokens
+    assert quickstart("environment.name=rps").learner.entropy_tokens == "all"
+
+
+def test_a_dataset_and_a_mix_with_a_class_of_free_text_have_room_for_a_sentence_too() -> None:
     given = ["policy.source=models/mine", "environment.name=reasoning-gym:chain_sum"]
-    answers = quickstart(*given)
-    assert (answers.learner.entropy, answers.transcript.max_action_tokens) == (0.0, 24)
+    assert quickstart(*given).transcript.max_action_tokens == 24
     name = f"{AnyText.__module__}:{AnyText.__qualname__}"
     parts = f'environment.options.parts=[{{name="agent:own:run"}}, {{name="{name}"}}]'
     mixed = quickstart("policy.source=models/mine", "environment.name=mix", parts)
-    assert (mixed.learner.entropy, mixed.transcript.max_action_tokens) == (0.0, 128)
+    assert (mixed.learner.entropy_tokens, mixed.transcript.max_action_tokens) == ("restricted", 128)
 
 
 @pytest.mark.parametrize(("second", "room"), [("boxes", 160), ("guess:Guess", 2048)])

@@ -1,6 +1,7 @@
 """A step of the trainer on a tiny model, under different corrections."""
 
 import copy
+import dataclasses
 import random
 
 import numpy as np
@@ -16,6 +17,7 @@ from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSequence, sequences_of
 from mage_async.learning.trainer import Trainer
 from mage_async.policy_version import VersionRun
+from mage_async.restriction import AllowedSets
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 from tests.helpers.random_models import smallest_qwen3
@@ -123,6 +125,20 @@ def test_tokens_above_the_entropy_ceiling_and_reflections_get_no_bonus():
         norms[ceiling, kind] = taught.step([part])["grad_norm"]
     assert norms[0.0, Kind.ACT] == norms[9.0, Kind.ACT] > 0  # random weights: 3.4 nats a token
     assert norms[0.1, Kind.ACT] == norms[0.0, Kind.REFLECT] == 0
+
+
+def test_with_restricted_tokens_alone_a_token_of_the_whole_vocabulary_gets_no_bonus():
+    taught = trainer("none", entropy=0.5, entropy_tokens="restricted", minibatches=1)
+    part = sequence(0)
+    part.advantages[:] = 0.0
+    assert taught.step([part])["grad_norm"] == 0
+    drawn = [np.unique([token, 0, 31]) for token in part.tokens[part.places]]
+    part = dataclasses.replace(part, allowed=AllowedSets.of([*drawn[:2], *[None] * 10]))
+    batch = taught.micro_batches([part])[0]
+    mask = taught.with_proximal(batch).entropy_mask
+    assert mask is not None
+    assert mask.tolist() == [1.0] * 2 + [0.0] * 10
+    assert taught.step([part])["grad_norm"] > 0
 
 
 def test_a_mask_does_not_make_what_is_left_count_more():
