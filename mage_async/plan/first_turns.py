@@ -16,6 +16,7 @@ from mage_async.assembly import environment_of, named_parts, trial_config_of
 from mage_async.completion import Sampling
 from mage_async.config.schema import Config, Embedded
 from mage_async.environments.agent import AgentTasks
+from mage_async.environments.catalogue import LOADERS
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
@@ -58,6 +59,8 @@ class FirstTurns:
     """Number of actions that were cut at `most_tokens`, before a closing tag or a stop token."""
     most_tokens: int
     """Value of `transcript.max_action_tokens`."""
+    cure: str
+    """What to do if most actions are cut."""
     example: str
     """Text of one action; of an invalid one, if there is any."""
     turn_s: float
@@ -73,7 +76,7 @@ class FirstTurns:
         if self.num_cut:
             text += f"{self.num_cut} were cut at transcript.max_action_tokens = {self.most_tokens}"
             if 2 * self.num_cut > self.num_actions:
-                text += " (raise it, or declare `legal_actions` or a `legal_pattern`)"
+                text += f" ({self.cure})"
             text += "; "
         kind = "one" if self.num_valid == self.num_actions else "one that was not"
         return f"{text}here is {kind}: {self.example!r}"
@@ -146,7 +149,18 @@ def play_first_turns(
     report(f"a turn of {size} trials took {turn_s:.1f} s; now timing an update of the learner")
     full_pace = _with_training(config, directory, pace, chat, now)
     seconds = (opening_s + turn_s) / NUM_TURNS * group / size
-    return _first_turns(runs, chat, trial_config.sampling, seconds, full_pace)
+    cure = _cure_of_cut_actions(config, environment)
+    return _first_turns(runs, chat, trial_config.sampling, seconds, full_pace, cure)
+
+
+def _cure_of_cut_actions(config: Config, environment: Environment) -> str:
+    """Return what a user can do where most actions are cut."""
+    if not config.sampling.restricted:
+        return "raise it, or leave out sampling.restricted = false if there are legal actions"
+    # Tools take the place of legal actions, and users declare them in their own classes alone.
+    if environment.tools or config.environment.name.partition(":")[0] in LOADERS:
+        return "raise it"
+    return "raise it, or declare `legal_actions` or a `legal_pattern`"
 
 
 def _random_play(
@@ -249,6 +263,7 @@ def _first_turns(
     sampling: Sampling,
     turn_s: float,
     pace: Pace | None,
+    cure: str,
 ) -> FirstTurns:
     """Return the results of the trials, with the actions that the policy wrote."""
     actions, num_cut, most = list[tuple[bool, str]](), 0, sampling.max_tokens
@@ -265,4 +280,4 @@ def _first_turns(
                 num_cut += len(tokens) >= most and not is_ended
     _, example = min(actions, default=(True, ""))  # invalid (False) sorts first
     num_valid = sum(is_valid for is_valid, _ in actions)
-    return FirstTurns(num_valid, len(actions), num_cut, most, example, turn_s, pace)
+    return FirstTurns(num_valid, len(actions), num_cut, most, cure, example, turn_s, pace)

@@ -21,6 +21,7 @@ from tokenizers.trainers import BpeTrainer
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Tiny, local_policy
 from mage_async.environments.catalogue import load
+from mage_async.environments.tools import tool
 from mage_async.errors import CallFault, ConfigError, DeterministicFailure, PolicyError
 from mage_async.inference.architecture import read_architecture
 from mage_async.inference.arithmetic import ARITHMETICS
@@ -36,7 +37,7 @@ from mage_async.plan.does_it_fit import (
     tiny_size,
     with_deadlines,
 )
-from mage_async.plan.first_turns import play_first_turns
+from mage_async.plan.first_turns import _cure_of_cut_actions, play_first_turns
 from mage_async.plan.model_shape import shape_of
 from mage_async.policy.load import build_tiny
 from mage_async.policy.model_files import outline_of
@@ -480,10 +481,51 @@ def test_actions_that_were_cut_are_counted_though_the_transcript_closes_them(
     config = pretrained(directory, "sampling.restricted=false", "transcript.max_action_tokens=2")
     seen = play_first_turns(config, directory, time.monotonic, make, print, in_time)
     assert seen is not None
-    cut = f"; {seen.num_cut} were cut at transcript.max_action_tokens = 2 (raise it, or declare "
-    assert f"{cut}`legal_actions` or a `legal_pattern`); here is" in seen.sentence()
+    cut = f"; {seen.num_cut} were cut at transcript.max_action_tokens = 2 (raise it, or leave out "
+    assert f"{cut}sampling.restricted = false if there are" in seen.sentence()
     few = replace(seen, num_cut=seen.num_actions // 2)
     assert " were cut at transcript.max_action_tokens = 2; here" in few.sentence()
+
+
+class Called:
+    """Call a tool."""
+
+    def reset(self, seed: int, task: int) -> str:
+        return "begin"
+
+    @tool
+    def look(self) -> str:
+        """Look."""
+        return "nothing"
+
+    def score(self) -> float:
+        return 0.0
+
+
+class Said:
+    """Say anything."""
+
+    def reset(self, seed: int, task: int) -> str:
+        return "begin"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return "end", 0.0, True
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        (f"{__name__}:Called", "raise it"),
+        ("reasoning-gym:chain_sum", "raise it"),
+        (f"{__name__}:Said", "raise it, or declare `legal_actions` or a `legal_pattern`"),
+    ],
+)
+def test_cut_actions_are_cured_by_what_their_environment_can_declare(name: str, cure: str) -> None:
+    given = [f"environment.name={name}", "policy.kind=pretrained", "policy.source=models/mine"]
+    config = config_file.load(config_file.find(None), given)
+    kind = {"Called": Called}.get(name.partition(":")[2], Said)
+    environment = load(f"{__name__}:{kind.__name__}")
+    assert _cure_of_cut_actions(config, environment) == cure
 
 
 def test_no_turn_of_a_mix_is_played_if_a_part_is_a_program(
