@@ -142,9 +142,10 @@ class PlainView:
                     self._is_gate_explained = True
                     self.line(
                         "gate: a ratio of losses: last episode over first episode or, with "
-                        "win_stay, repeated actions over tried actions; the warm start continues "
-                        "until it has fallen to warm_start.gate (win_stay: repeat_gate), so the "
-                        "number of steps may change"
+                        "win_stay, repeated actions over tried actions; if warm_start.gate "
+                        "(win_stay: repeat_gate) is below 1.0, the warm start continues until the "
+                        "ratio has fallen to it, at most to warm_start.max_steps (win_stay: "
+                        "max_stable_steps), so the number of steps may change"
                     )
                 self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
             else:
