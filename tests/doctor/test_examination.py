@@ -69,10 +69,13 @@ def test_a_control_that_takes_nothing_away_is_found(
 
 def test_tasks_that_are_learned_by_heart_are_the_cause_that_is_named() -> None:
     """A guest whose ten training tasks the tiny model learned by heart."""
-    found = evaluation(0.02, -0.02, 0.0)
+    found = evaluation(0.02, 0.0, 0.0)
+    found["environment"] = {"min_return": -1.0, "max_return": 1.0, "units": 1}
     for trained, is_by_heart in ((0.62, True), (0.04, False)):
         found["sets"]["train"] = score(trained)
-        for each in doctor().evaluated(found):
+        findings = doctor().evaluated(found)
+        assert [each.name for each in findings] == ["memory_unused", "swap_harmless"]
+        for each in findings:
             assert ("learned by heart" in str(each)) is is_by_heart
             assert (f"on tasks of training it earns {trained:+.2f}" in str(each)) is is_by_heart
 
