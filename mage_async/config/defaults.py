@@ -296,10 +296,7 @@ def end_no_higher(learner: Any, stated: Any) -> None:
 
 def _defaults(whole: Table, is_recorded: bool) -> Table:
     """Return the defaults that replace the schema's, chosen by policy, engine and device."""
-    policy, engine, learner = (
-        table if isinstance(table := whole.get(name, {}), dict) else {}
-        for name in ("policy", "engine", "learner")
-    )
+    policy, engine, learner = (_table_at(whole, key) for key in ("policy", "engine", "learner"))
     if policy.get("kind") == "tiny":
         # A recorded run states its credit already. Merging another one over it could import a
         # credit of the user's own, which would execute the user's code.
@@ -384,16 +381,20 @@ def _has_foreign_environment(whole: Table) -> bool:
 
 def _environment_names(whole: Table) -> list[str]:
     """Return the name of the environment, and those of all parts of a mix."""
-    environment = whole.get("environment", {})
-    environment = environment if isinstance(environment, dict) else {}
-    options = environment.get("options", {})
-    parts = options.get("parts", []) if isinstance(options, dict) else []
+    environment = _table_at(whole, "environment")
+    parts = _table_at(environment, "options").get("parts", [])
     tables = [environment, *(parts if isinstance(parts, list) else [])]
     return [
         name
         for table in tables
         if isinstance(table, dict) and isinstance(name := table.get("name"), str)
     ]
+
+
+def _table_at(tree: Table, key: str) -> Table:
+    """Return the table at a key; {} if the key is missing, or has a value that is no table."""
+    table = tree.get(key)
+    return table if isinstance(table, dict) else {}
 
 
 def stated_absent(tree: Table) -> Table:

@@ -212,10 +212,10 @@ def _unknown(name: str, path: str, tree: Table) -> Fault:
     known = [*([kind] if kind else []), *(hints_of(section) if section else ())]
     # Other kinds of the table that have the key.
     owners = [f'"{tag}"' for tag, each in kinds(hint).items() if name in hints_of(each)]
-    near, cure = difflib.get_close_matches(name, known, n=1), successor(full)
-    is_unknown = not owners and not cure
-    if cure:
-        pass
+    near, replacement = difflib.get_close_matches(name, known, n=1), successor(full)
+    is_unknown = not owners and not replacement
+    if replacement:
+        cure = replacement
     elif owners:
         cure = f'only with {_key(path, kind)} = {" or ".join(owners)}, which is "{value[kind]}"'
     elif name in SYNONYMS:

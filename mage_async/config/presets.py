@@ -44,8 +44,8 @@ PUBLISHED = {
     "learner.correction.dual_clip": 3.0,
 }
 """Keys that the papers and the code of both MAGE and LaMer have in common. MAGE's scripts of Kuhn
-poker and tic-tac-toe also set `learner.kl`, these and that of Sokoban `advantage.length_penalty`
-(`configs/papers/`).
+poker and tic-tac-toe also set `learner.kl`; these two scripts and the one of Sokoban also set
+`advantage.length_penalty` (`configs/papers/`).
 """
 
 AS_CODED = {

@@ -615,8 +615,8 @@ class Learner(Section):
     proximal: Literal["computed", "interpolated"] = "computed"
     """Log-probs under the weights at the beginning of a step, around which the loss is clipped.
     "computed": by a forward for each minibatch but the first. "interpolated": estimated without a
-    forward from those of the sampling weights and the present ones, by the token's staleness
-    (A-3PO, arXiv 2512.06547)."""
+    forward, between the log-probs under the sampling weights and under the present ones, by the
+    token's staleness (A-3PO, arXiv 2512.06547)."""
     average: Literal["token", "trial", "turn"] = "token"
     """How the policy loss is averaged. "token": over all tokens of an update. "trial": over the
     tokens of each trial, then over trials (GRPO). "turn": over the tokens of each turn, then over

@@ -2,7 +2,7 @@
 policy over HTTP as it would call any other model, and returns a reward.
 
 The program knows nothing of trials: it runs once for each episode, and receives the address of the
-policy (`mage_async/trials/agent_run.py`).
+policy. `mage_async/trials/agent_run.py` joins the episodes to trials.
 """
 
 import inspect

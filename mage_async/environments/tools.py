@@ -373,8 +373,8 @@ def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
     class method.
 
     Args:
-        schema: Schema that replaces all of that, in OpenAI's form of a function: `parameters`,
-            `description` and `name`, which must be the method's name.
+        schema: Schema that replaces the one made from signature and docstring, in OpenAI's form of
+            a function: `parameters`, `description` and `name`, which must be the method's name.
     """
 
     def mark(marked: _Method) -> _Method:
@@ -391,7 +391,8 @@ class Tool:
     arguments: type[msgspec.Struct]
     """Type of a call's arguments."""
     is_given: bool
-    """Whether the user gave the schema. The method then gets the arguments as JSON has them."""
+    """Whether the user gave the schema. The method then gets the arguments as JSON values, without
+    conversion to the types of its signature."""
     schema: dict[str, Any]
     """Schema for chat templates, in OpenAI's form of a function."""
     is_async: bool

@@ -546,7 +546,7 @@ def _is_missing(part: str, name: str, kind: type, own: Iterable[type]) -> bool:
     Args:
         part: The optional part.
         name: An attribute of the class, with almost the same name.
-        own: The class `kind` and those of its base classes that its module defines.
+        own: The class `kind`, and the base classes that are defined in the same module.
     """
     declaring = [each for each in own if part in vars(each)]
     if not declaring:

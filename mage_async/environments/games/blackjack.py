@@ -230,7 +230,9 @@ def result(total: int, dealer: int) -> int:
     """Return 1 for a win, 0 for a draw, -1 for a loss; a total above 21 always loses."""
     if total > MAX_TOTAL:
         return -1
-    return 1 if dealer > MAX_TOTAL or total > dealer else 0 if total == dealer else -1
+    if total == dealer:
+        return 0
+    return 1 if dealer > MAX_TOTAL or total > dealer else -1
 
 
 @lru_cache(maxsize=4096)

@@ -709,9 +709,9 @@ class Family(Game[str]):
     Args:
         structures: Number of structures that are trained on, from 1 to 8, in the order of
             `STRUCTURES`; or their names, which may be those of held-out structures too.
-        heldout: Difference between held-out tasks and those of training: their `words` and
-            phrasings, their `sizes`, or their `structures`, which are those of `HELD_OUT` that are
-            not trained on.
+        heldout: What differs in held-out tasks from training tasks: the `words` and phrasings, the
+            `sizes`, or the `structures`, which are then those of `HELD_OUT` that are not trained
+            on.
         feedback: Whether the reply to each action names the right one (`told`) or not
             (`right_or_wrong`), in structures that may name it; `both` draws it for each task.
         games: Number of training games of each structure; a quarter as many are held out. Each game

@@ -1,6 +1,8 @@
-"""Provide base classes and helpers of the shipped games: games whose task variants have names;
-episodes of a single player; scripted players of a whole trial; and boards (directions, names of
-rows and columns, sets of cells as integers, boards as text).
+"""Provide base classes and helpers of the shipped games.
+
+Base classes: `Game`, whose task variants have names; `SoloPlay`, an episode of a single player;
+`TrialScript`, a scripted player of a whole trial. Helpers for boards: directions, names of rows and
+columns, sets of cells as integers, boards as text.
 """
 
 import random
@@ -137,7 +139,7 @@ class TrialScript(Generic[P]):
 
     def facts(self) -> Sequence[str] | None:
         """Return what the player knows, each fact in the words of an observation, oldest first;
-        `None` if the game does not say.
+        `None`, the default, if the game defines no facts.
 
         Where a trial replaces a full context by notes, a warm start writes some of these facts:
         those that the context holds (`NoteTaker`).

@@ -123,7 +123,9 @@ class GuessingPlay(SoloPlay):
 
     def apply(self, action: str) -> Outcome:
         """Guess; an invalid action uses up a turn and is answered by `INVALID`."""
-        guess = self._actions.get(action) or (tuple(action) if action in self.actions() else None)
+        guess = self._actions.get(action)
+        if guess is None and action in self.actions():  # letters that are no code (`takes_any`)
+            guess = tuple(action)
         is_solved, is_last = guess == self._code, len(self.answers) + 1 == self._puzzle.turns
         answer = INVALID if guess is None else self._puzzle.answer(self._code, guess)
         reward = self._reward(guess, is_solved)

@@ -71,7 +71,8 @@ class HangmanPlay(SoloPlay):
 
     Args:
         word: The hidden word.
-        lives: Number of wrong actions that end the episode; with `words`, number of all actions.
+        lives: Number of wrong actions that end the episode; with `words`, number of all actions,
+            right or wrong.
         chance: Record of the draws.
         words: Words that may be said besides letters: the episode is won by saying the hidden one.
             Empty without `says_word`.
@@ -115,7 +116,7 @@ class HangmanPlay(SoloPlay):
         self._lives_left -= not is_hit
         result = HIT if is_hit else MISS if is_valid else INVALID
         reward = 1 / len(set(self.word)) if is_hit else -1 / self._lives
-        end = f" {WON}" if set(self.word) <= self.tried else "" if self._lives_left else f" {LOST}"
+        end = self._end(is_won=set(self.word) <= self.tried)
         return Outcome(f"{result} {self.observation}{end}", reward, is_valid, bool(end))
 
     def _say(self, action: str) -> Outcome:
@@ -127,9 +128,15 @@ class HangmanPlay(SoloPlay):
             (self.tried if len(action) == 1 else self.said).add(action)
         self._lives_left -= 1
         result = HIT if is_valid and action in self.word else MISS if is_valid else INVALID
-        end = f" {WON}" if is_won else "" if self._lives_left else f" {LOST}"
+        end = self._end(is_won=is_won)
         is_done = bool(end)
         return Outcome(f"{result} {self.observation}{end}", float(is_won), is_valid, is_done)
+
+    def _end(self, *, is_won: bool) -> str:
+        """Return the word for the end of the episode, after a space; "" if it goes on."""
+        if is_won:
+            return f" {WON}"
+        return "" if self._lives_left else f" {LOST}"
 
 
 @dataclass(slots=True)

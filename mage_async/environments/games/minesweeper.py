@@ -150,7 +150,7 @@ class MineSweeperPlay(SoloPlay):
         opening: Cell that is open at the beginning; None: the agent opens the first one.
         turns: Largest number of turns.
         view: Content of observations.
-        chance: Record of the draws: that of the opening, if it is shared.
+        chance: Record of the draws; the only draw is that of a shared opening.
         wins_only: Whether winning pays 1 and nothing else does.
     """
 
@@ -287,7 +287,7 @@ class MineSweeperScript(TrialScript[MineSweeperPlay]):
         for cell in chosen:
             if cell in closed and cell in shown:
                 return names[cell]
-        # All of them are open, and so is every cell of `shown`: the closed cells are unknown.
+        # Now every cell that an episode has shown to be safe is open: the closed cells are unknown.
         return names[self.source.choice(self._guesses(play.size, closed, shown, struck))]
 
     def _guesses(

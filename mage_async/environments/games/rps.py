@@ -670,8 +670,8 @@ class BiasedRps(Game[str]):
         """Return values per episode: `random` and `best_response` are exact, the others are means
         over 200 scripted trials.
 
-        `counts_episode` beats the most frequent move of the episode so far, `counts` that of the
-        trial. `best_response` always beats the favourite.
+        `counts_episode` beats the most frequent move of the episode so far, `counts` the most
+        frequent move of the trial so far. `best_response` always beats the favourite.
         """
         best = [self._share_won(max(self.weights(each))) for each in self.members(split)]
         script = partial(BiasedScript, care=1.0)

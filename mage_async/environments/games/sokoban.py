@@ -128,7 +128,8 @@ class SokobanPlay(SoloPlay):
             reward += self._step(self.room.steps()[move])
             if self.is_solved:
                 break
-        words = (INVALID if moves is None else "", self.anchor, end := self._end())
+        end = self._end()
+        words = (INVALID if moves is None else "", self.anchor, end)
         return Outcome(" ".join(filter(None, words)), reward, moves is not None, bool(end))
 
     def _step(self, step: int) -> float:

@@ -328,7 +328,7 @@ HELDOUT = ("preferred-corners", "preferred-antidiagonal", "minimax")
 _LISTS = ("centre", "corners", "edges", "reverse")
 """Names of the preference lists of the careless opponents."""
 _HELDOUT_SHAPES = ((0, 1, 3), (0, 2, 4), (0, 3, 6))
-"""Shapes of the held-out sets of three cells. A shape stands for the sets that arise by adding the
+"""Shapes of the held-out sets of three cells. A shape represents all sets that arise by adding the
 same number to all three cells, modulo 9; so every cell is in equally many held-out sets.
 """
 
@@ -357,7 +357,7 @@ def taken_lightly(member: str) -> frozenset[int]:
 def _is_heldout_careless(member: str) -> bool:
     """Return whether a careless opponent is held out, by the shape of its three cells."""
     cells = taken_lightly(member)
-    # The smallest of its nine rotations stands for a shape.
+    # The smallest of the nine sets of a shape represents it.
     shape = min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
     return shape in _HELDOUT_SHAPES
 
