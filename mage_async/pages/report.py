@@ -287,7 +287,7 @@ def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record |
     trials = records.evaluation["sets"]["heldout"]["num_trials"]
     return {
         "measured": f"version {version}, {trials:,} trials a set; bands and ±: 95 % intervals over "
-        "trials of these tasks, which say nothing of others, unlike those of mage adapt",
+        "trials of these tasks, which say nothing about other tasks, unlike those of mage adapt",
         "set_names": {
             set_css(name): each.label for name, each in SETS.items() if name in evaluation
         },

@@ -175,7 +175,7 @@ def test_the_page_names_the_arms_and_says_what_each_reached(runs):
     ]
     mean, half = interval(arms(runs)[0].values(*LAST))
     assert f"+{mean:.3f} ± {half:.3f}" in reached
-    assert "fewer than three runs supports no statement" in reached
+    assert "fewer than three runs supports no conclusion" in reached
 
 
 def test_a_terminal_gets_a_line_an_arm(runs):
@@ -194,7 +194,7 @@ def test_an_arm_with_a_run_that_stopped_says_so_and_how_many_runs_its_means_are_
     assert arm["last"] == f"+{mean:.3f} ± {half:.3f} (2 runs)"
     page = compare(compared)
     assert "3, 1 not finished" in page
-    assert "fewer than three runs supports no statement" in page
+    assert "fewer than three runs supports no conclusion" in page
 
 
 def test_a_single_run_is_no_comparison(runs):

@@ -92,7 +92,7 @@ def test_a_rule_without_a_bound_is_run_once_unless_its_correction_reads_it(tmp_p
         for cell in read_ablation([*masked, "--seeds", "0", "--run-dir", str(tmp_path)]).configs
     ]
     page = render_matrix(runs, num_cells=len(runs), title="quickstart")
-    row = page[page.rindex("unbounded, none", 0, page.index("What was done to tokens")) :]
+    row = page[page.rindex("unbounded, none", 0, page.index("What the correction did to tokens")) :]
     assert re.findall(r"[+−]0\.\d+", row)[:2] == ["+0.200", "+0.200"]
 
 
@@ -254,7 +254,7 @@ def test_a_correction_is_compared_with_the_first_one_of_the_command_at_the_same_
     page = render_matrix(runs, num_cells=len(runs), title="quickstart")
     assert "of “slots 8, ppo”, the first one of the command with a finished run, seed" in page
     assert "minus ppo at the same ages" in page
-    row = page[page.rindex("slots 0, decoupled", 0, page.index("What was done to tokens")) :]
+    row = page[page.rindex("slots 0, decoupled", 0, page.index("What the correction did to tokens")) :]
     assert re.findall(r"[+−]0\.\d+", row)[:2] == ["+0.250", "+0.050"]
 
 
