@@ -254,7 +254,8 @@ def test_a_correction_is_compared_with_the_first_one_of_the_command_at_the_same_
     page = render_matrix(runs, num_cells=len(runs), title="quickstart")
     assert "of “slots 8, ppo”, the first one of the command with a finished run, seed" in page
     assert "minus ppo at the same ages" in page
-    row = page[page.rindex("slots 0, decoupled", 0, page.index("What the correction did to tokens")) :]
+    end = page.index("What the correction did to tokens")
+    row = page[page.rindex("slots 0, decoupled", 0, end) :]
     assert re.findall(r"[+−]0\.\d+", row)[:2] == ["+0.250", "+0.050"]
 
 
