@@ -65,7 +65,7 @@ def test_rewards_in_a_small_unit_are_no_zeros():
     two = [listed(1, 0, [0.0004]), listed(1, 1, [2.0])]
     rows = group_rows([group], two, two, TrialFilter())
     metrics = {"facts": [], "others": [], "returns": [0.0004, 0.0005]}
-    lists = {"episodes": [], "histogram": None, "wanted": TrialFilter(), "all_address": ""}
+    lists = {"episodes": [], "histogram": None, "trial_filter": TrialFilter(), "all_address": ""}
     page = fill("step.html", frame=FRAME, rows=rows, **metrics, **lists)
     assert re.findall(r'class="reward plus">([^<]+)', page) == ["+0.00040", "+2"]
     assert "+0.00040 → +0.00050 return by episode" in page

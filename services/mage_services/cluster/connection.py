@@ -29,7 +29,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Name of the node for people. The start of the id distinguishes nodes of one machine."""
+        """Name of the node in messages. The start of the id distinguishes nodes of one machine."""
         return f"{self.address} ({self.id[:6]})"
 
 

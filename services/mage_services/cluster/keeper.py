@@ -123,9 +123,9 @@ class Keeper:
         """
         run = RunDirectory(folder)
         run.logs.mkdir()
-        wanted = {folder / "keys" / name: self._keys / name for name in ACTOR_KEYS}
-        for target, source in wanted.items():
-            if reason := await self._bring(source, target):
+        for name in ACTOR_KEYS:
+            source = self._keys / name
+            if reason := await self._bring(source, folder / "keys" / name):
                 raise OSError(f"{source} cannot be brought to this node: {reason}")
         arguments = (str(folder), *spec.arguments[1:], "--keys", str(folder / "keys"), "--remote")
         return replace(spec, arguments=arguments, log=run.log_of(spec.name))
@@ -160,8 +160,8 @@ class Keeper:
         return ""
 
     def _keep(self, file: Path) -> None:
-        """Note a file of weights that was brought, and remove all but the last `KEPT_WEIGHTS` of
-        them. Other files stay.
+        """Remember a file of weights that was brought, and delete all of them but the last
+        `KEPT_WEIGHTS`. Files of other kinds stay.
         """
         if file.parent.name != "weights":
             return

@@ -276,12 +276,12 @@ def sampling_for(request: ChatRequest, default: Sampling) -> Sampling:
     Raises:
         BadRequest: a value is out of its range.
     """
-    wanted: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "max_tokens": request.limit(),
     }
-    given = {name: value for name, value in wanted.items() if value is not None}
+    given = {name: value for name, value in requested.items() if value is not None}
     sampling = replace(default, **given)
     has_temperature = 0 <= sampling.temperature < float("inf")
     if not has_temperature or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:

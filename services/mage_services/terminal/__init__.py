@@ -97,8 +97,8 @@ class LastingOutput:
 
 
 class CountedOutput:
-    """Stand in for stdout while a user's class is called: count the lines that it prints, and keep
-    the first one.
+    """Replace stdout while a user's class is called: count the lines that it prints, and keep the
+    first one.
 
     Args:
         stream: Has all else that a class may use, such as `buffer` and `fileno`.

@@ -43,7 +43,7 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
     """Print the table of returns, the costs and the path of the report.
 
     The characters are those that the console can encode. A log or a pipe gets whole lines, however
-    wide the table and the costs are; a terminal gets as many episodes as fit, so that no figure is
+    wide the table and the costs are; a terminal gets as many episodes as fit, so that no number is
     cut. The path is never broken into lines, so that it can be copied.
     """
     own_width, plus_minus = console.width, "+-" if console.options.ascii_only else "±"
@@ -97,7 +97,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
         for k in shown:
             value = f"{round(row.values[k], digits) + 0.0:{sign},.{digits}f}"  # no -0.000
             halves = row.half_widths
-            # All of the same width, so that the values stand below one another.
+            # All of the same width, so that the values are aligned.
             half = "" if halves is None else plus_minus + half_text(halves[k], digits)
             cells.append(f"{value} {half:{2 + digits + len(plus_minus)}}")
         # A user's class names its references, so a label may hold brackets: plain text, no markup.

@@ -105,7 +105,7 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
             digits = num_decimals(row[-1] for row in returns.values()) - 1
             text = "  ".join(f"{name} {row[-1]:+.{digits}f}" for name, row in returns.items())
             parts.append(_line(f"by environment  {text}", "dim"))
-        parts += [Text(), _figures(state), Text()]
+        parts += [Text(), _last_metrics(state), Text()]
     if not state.steps and state.progress is not None:
         parts += [Text(state.waiting(now), "dim"), Text()]
     parts.append(_processes(state, width))
@@ -160,9 +160,9 @@ def _position(state: RunState) -> tuple[str, float, float | None]:
         warm = state.warm_start
         # "gate" is a ratio of losses (`Progress.gate` of `warm_start.py`), NaN before it is known.
         known = {name: warm[name] for name in ("loss", "gate") if math.isfinite(warm[name])}
-        figures = "  ".join(f"{name} {value:.2f}" for name, value in known.items())
+        measured = "  ".join(f"{name} {value:.2f}" for name, value in known.items())
         text = f"[bold]warm start[/] {warm['step']}/{warm['steps']}"
-        return f"{text} [dim]{figures}[/]", warm["step"], warm["steps"]
+        return f"{text} [dim]{measured}[/]", warm["step"], warm["steps"]
     steps = state.config.learner.steps
     if state.phase == "training":
         return f"[bold]training[/] step {state.step}/{steps}", state.step, max(1, steps)
@@ -233,8 +233,8 @@ def sparkline(values: Sequence[float], low: float, high: float, width: int) -> s
     return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in values)
 
 
-def _figures(state: RunState) -> RenderableType:
-    """Return lines with the figures of the last step and the numbers of trials."""
+def _last_metrics(state: RunState) -> RenderableType:
+    """Return lines with metrics of the last step and the numbers of trials."""
     values = Column(no_wrap=True, overflow="ellipsis")
     grid = Table.grid(Column(style="dim", min_width=9), values, padding=(0, 1))
     if last := state.last:
@@ -272,8 +272,8 @@ def _figures(state: RunState) -> RenderableType:
 
 
 def _processes(state: RunState, width: int) -> RenderableType:
-    """Return a line for each process: how it spent its last seconds, as a bar of all states, and as
-    figures of the three longest.
+    """Return a line for each process: how it spent its last seconds, as a bar of all states, and
+    the shares of the three longest states in percent.
     """
     causes = Column(no_wrap=True, overflow="ellipsis")
     grid = Table.grid(Column(min_width=9), Column(), causes, padding=(0, 1))

@@ -93,9 +93,9 @@ class RunState:
                 self._enter("training", now)
             case "step":
                 self._add_step(event["metrics"])
-                self._see(event, now)
+                self._record_view(event, now)
             case "view":
-                self._see(event, now)
+                self._record_view(event, now)
             case "curve":
                 self.curve = [point for point in self.curve if point["version"] < event["version"]]
                 self.curve.append(event)
@@ -152,12 +152,14 @@ class RunState:
     def waiting(self, now: float) -> str:
         """Return one line that says what the run waits for, and how far it has come."""
         if self.phase == "training" and self.progress is not None:
-            # The actors say what failed; the learner counts it.
-            again = [f"; a fault: {note}" for note in self.notes if PLAYED_AGAIN in note]
-            again = again[-1:] * bool(self.progress.played_again)
-            # A step that is trained since then shows that there is space again.
-            full = f"; {self.full_disk}" if self.full_disk else ""
-            return sentence(self.progress) + full + "".join(again)
+            text = sentence(self.progress)
+            if self.full_disk:  # "" again once a step was trained
+                text += f"; {self.full_disk}"
+            # The learner counts the trials that are played again; notes of actors have the faults.
+            faults = [note for note in self.notes if PLAYED_AGAIN in note]
+            if faults and self.progress.played_again:
+                text += f"; a fault: {faults[-1]}"
+            return text
         states = ", ".join(f"{name} {what}" for name, what in self.processes.items())
         doing = states or "no process is started yet"  # Ray places each on a node first
         done = ""
@@ -192,7 +194,7 @@ class RunState:
             self.steps.pop()  # a restarted learner trains the steps since its checkpoint again
         self.steps.append(metrics)
 
-    def _see(self, event: Event, now: float) -> None:
+    def _record_view(self, event: Event, now: float) -> None:
         """Record the counts, progress, times and faults that the learner sends with every step, and
         between steps.
         """

@@ -35,7 +35,7 @@ class TrackedRun:
     """Describe the run that a tracker is opened for."""
 
     name: str
-    """Name of the run's directory, for people."""
+    """Name of the run's directory, which trackers show."""
     id: str
     """Unique id, the same after a resume, by which the tracker continues its own run."""
     folder: Path
@@ -69,10 +69,10 @@ class Tracker(Variant):
             return
         # A tracker of this repository has an extra of the same name, which states the version.
         is_own = type(self).__module__.startswith("mage_services.")
-        wanted = f"'mage_async[{self.package}]'" if is_own else self.package
+        package = f"'mage_async[{self.package}]'" if is_own else self.package
         raise ConfigError(
             f"tracking.{key} needs the package {self.package}, which is not installed: "
-            f"pip install {wanted}"
+            f"pip install {package}"
         )
 
     def open(self, run: TrackedRun) -> AbstractContextManager[Send]:
@@ -89,8 +89,8 @@ class Wandb(Tracker, tag="wandb"):
     """Send metrics to Weights & Biases; WANDB_MODE=offline sends nothing. Extra `wandb`."""
 
     # W&B reads its environment variables: WANDB_API_KEY, WANDB_MODE=offline, WANDB_ENTITY. Only
-    # numbers and the configuration are sent: no source code, no printed output, no figures of the
-    # machine.
+    # numbers and the configuration are sent: no source code, no printed output, no measurements of
+    # the machine.
 
     project: str = "mage_async"
     """Project of the run."""

@@ -258,10 +258,10 @@ class RunReader:
     def untrained_groups(self, at_most: int) -> list[ListedGroup]:
         """Return the newest groups that no step has trained, including dropped ones."""
         last = self._one("SELECT coalesce(max(number), 0) FROM groups")[0]
-        wanted = "WHERE step IS NULL AND number > ? ORDER BY number DESC LIMIT ?"
+        condition = "WHERE step IS NULL AND number > ? ORDER BY number DESC LIMIT ?"
         # Old groups without a step were dropped or lost. Looking at the newest numbers alone keeps
         # the query fast in a long run.
-        return self._groups(wanted, (last - 100 * at_most, at_most))
+        return self._groups(condition, (last - 100 * at_most, at_most))
 
     def group(self, number: int) -> ListedGroup:
         """Return one group.
@@ -286,8 +286,8 @@ class RunReader:
 
     def trials_between(self, first: int, last: int, at_most: int) -> list[ListedTrial]:
         """Return at most `at_most` trials of the steps `first` to `last`, the newest first."""
-        wanted = "WHERE step BETWEEN ? AND ? ORDER BY step DESC, number DESC"
-        groups = self._index.execute(f"SELECT number FROM groups {wanted}", (first, last))
+        condition = "WHERE step BETWEEN ? AND ? ORDER BY step DESC, number DESC"
+        groups = self._index.execute(f"SELECT number FROM groups {condition}", (first, last))
         found: list[ListedTrial] = []
         for (number,) in groups:  # the query is evaluated row by row: the rest is never read
             if len(found) >= at_most:
@@ -324,9 +324,9 @@ class RunReader:
         assert isinstance(record, TrialResult)
         return next(trial for trial in record.trials() if trial.index == number)
 
-    def _groups(self, wanted: str, values: Sequence[Any]) -> list[ListedGroup]:
+    def _groups(self, condition: str, values: Sequence[Any]) -> list[ListedGroup]:
         """Return the groups that a condition of SQL selects."""
-        rows = self._index.execute(f"SELECT {_GROUPS} FROM groups {wanted}", values)
+        rows = self._index.execute(f"SELECT {_GROUPS} FROM groups {condition}", values)
         return [ListedGroup(*row) for row in rows]
 
     def _records(self, table: str, numbers: Sequence[int]) -> list[Record]:

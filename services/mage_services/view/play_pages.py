@@ -121,7 +121,7 @@ class Game:
     has_person: bool
     """Whether the person plays first; if not, only the agent plays."""
     lines: list[Line] = field(default_factory=list)
-    wanted: Choices | None = None
+    choices: Choices | None = None
     """The request for an action while it is the person's turn."""
     end: TrialEnd | None = None
     """The agent's trial and the person's rewards, once both have played."""
@@ -134,7 +134,7 @@ class Game:
     @property
     def buttons(self) -> Sequence[str]:
         """Actions to click."""
-        choices = self.wanted.choices if self.wanted else ()
+        choices = self.choices.choices if self.choices else ()
         return choices if len(choices) <= MAX_BUTTONS else ()
 
     def add(self, message: FromPlayer) -> None:
@@ -143,7 +143,7 @@ class Game:
             case Text(text):
                 self.lines.append(Line(text))
             case Choices():
-                self.wanted = message
+                self.choices = message
             case TrialEnd():
                 self.end = message
             case Fault(reason):
@@ -226,9 +226,9 @@ class PlayPages:
         name, number, game = self._requested_game(request)
         given = await request.post()
         answer = _text(given, "typed") or _text(given, "answer")
-        if game.wanted is not None and answer:
+        if game.choices is not None and answer:
             game.lines.append(Line(answer, is_answer=True))
-            game.wanted = None
+            game.choices = None
             game.process.send(Answer(answer))
         raise web.HTTPSeeOther(f"{base_of(request)}{run_address(name)}play/{number}")
 

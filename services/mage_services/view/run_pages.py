@@ -99,7 +99,7 @@ def _held_out(runs: Sequence[ListedRun]) -> Chart | None:
 
 
 def overview(request: PageRequest) -> Markup:
-    """Return the overview of a run: figures, findings, curves, processes and groups in flight."""
+    """Return the overview of a run: key numbers, findings, curves, processes, groups in flight."""
     run, config, history = request.run, config_of(request.run), history_of(request.run)
     state = state_of(run, history)
     with RunReader(run) as reader:
@@ -154,7 +154,7 @@ def overview(request: PageRequest) -> Markup:
 
 
 def _tiles(records: RunRecords, state: str) -> list[Tile]:
-    """Return the figures at the top of the overview, each as a tile."""
+    """Return the key numbers at the top of the overview, each as a tile."""
     tiles = []
     if points := curves.curve_points(records, "heldout"):
         version, score = points[-1]

@@ -130,8 +130,8 @@ class RunWatcher:
     def notify(self, name: str) -> None:
         """Notify the open pages of a run, except those that have not handled the last notice."""
         self.changes.update((name, ""))
-        for queue, wanted in self.listeners.items():
-            if wanted in ("", name) and queue.empty():
+        for queue, followed in self.listeners.items():
+            if followed in ("", name) and queue.empty():
                 queue.put_nowait(name)
 
     def watch(self) -> None:

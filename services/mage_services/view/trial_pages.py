@@ -83,7 +83,7 @@ class TrialFilter:
 
 
 def select(
-    trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
+    trials: Sequence[ListedTrial], trial_filter: TrialFilter, page: str
 ) -> tuple[list[ListedTrial], Histogram | None]:
     """Apply a filter to trials, except its text, because the index has no texts.
 
@@ -97,29 +97,34 @@ def select(
     kept = [
         trial
         for trial in trials
-        if (trial.num_invalid or not wanted.only_invalid) and wanted.member in ("", trial.member)
+        if (trial.num_invalid or not trial_filter.only_invalid)
+        and trial_filter.member in ("", trial.member)
     ]
-    rewards = [wanted.reward(trial) for trial in kept]
+    rewards = [trial_filter.reward(trial) for trial in kept]
     edges = bin_edges(rewards)
-    noun = f"reward of {f'episode {wanted.episode}' if wanted.episode else 'the last episode'}"
+    episode = f"episode {trial_filter.episode}" if trial_filter.episode else "the last episode"
     bars = histogram(
-        rewards, wanted.bin, lambda number: wanted.address(page, bin=number, skip=0), noun
+        rewards,
+        trial_filter.bin,
+        lambda number: trial_filter.address(page, bin=number, skip=0),
+        f"reward of {episode}",
     )
-    if wanted.bin is not None:
-        kept = [trial for trial in kept if edges.bin_of(wanted.reward(trial)) == wanted.bin]
+    if trial_filter.bin is not None:
+        pairs = zip(kept, rewards, strict=True)
+        kept = [trial for trial, reward in pairs if edges.bin_of(reward) == trial_filter.bin]
     return kept, bars
 
 
 def _episode_links(
-    trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
+    trials: Sequence[ListedTrial], trial_filter: TrialFilter, page: str
 ) -> list[tuple[str, str, bool]]:
     """Return a link for each episode to the list by its reward: label, address, and whether the
     present list is by this episode.
     """
     count = max((len(trial.rewards) for trial in trials), default=0)
-    now = wanted.episode or count
+    now = trial_filter.episode or count
     return [
-        (f"episode {k}", wanted.address(page, episode=k, bin=None, skip=0), k == now)
+        (f"episode {k}", trial_filter.address(page, episode=k, bin=None, skip=0), k == now)
         for k in range(1, count + 1)
     ]
 
@@ -164,20 +169,20 @@ def group_rows(
     groups: Sequence[ListedGroup],
     trials: Sequence[ListedTrial],
     kept: Sequence[ListedTrial],
-    wanted: TrialFilter,
+    trial_filter: TrialFilter,
 ) -> list[GroupRow]:
     """Join groups with their listed trials; groups without a listed trial are left out.
 
     Args:
         trials: All trials of the groups.
-        kept: The trials that are listed, chosen by the filter `wanted`.
+        kept: The trials that are listed, chosen by the filter `trial_filter`.
     """
     all_of, listed_of = _by_group(trials), _by_group(kept)
     rows = []
     for group in groups:
         if listed := listed_of[group.number]:
             own = all_of[group.number]
-            rewards = [wanted.reward(trial) for trial in listed]
+            rewards = [trial_filter.reward(trial) for trial in listed]
             mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
             oldest = min((trial.oldest for trial in own if trial.oldest is not None), default=None)
             step = group.step
@@ -213,9 +218,9 @@ def step(request: PageRequest) -> Markup:
         metrics, groups = reader.step(number), reader.groups_of(number)
         listed = reader.trials_of([group.number for group in groups])
     # This page shows one step, even if the query names others.
-    wanted = replace(TrialFilter.of(request, 0, 0), first=number, last=number)
+    trial_filter = replace(TrialFilter.of(request, 0, 0), first=number, last=number)
     page = f"{frame.home}step/{number}"
-    kept, bars = select(listed, wanted, page)
+    kept, bars = select(listed, trial_filter, page)
     return fill(
         "step.html",
         frame=frame,
@@ -234,11 +239,11 @@ def step(request: PageRequest) -> Markup:
             if isinstance(value, int | float) and name not in FIRST_METRICS
         ],
         returns=metrics.get("return_by_episode", []),
-        rows=group_rows(groups, listed, kept, wanted),
+        rows=group_rows(groups, listed, kept, trial_filter),
         histogram=bars,
-        episodes=_episode_links(listed, wanted, page),
-        wanted=wanted,
-        all_address=wanted.address(page, bin=None),
+        episodes=_episode_links(listed, trial_filter, page),
+        trial_filter=trial_filter,
+        all_address=trial_filter.address(page, bin=None),
     )
 
 
@@ -274,32 +279,34 @@ class SearchResult(NamedTuple):
 def trials(request: PageRequest) -> Markup:
     """Return the page of the trials of some steps, filtered by reward, member and text."""
     with RunReader(request.run) as reader:
-        wanted = TrialFilter.of(request, 1, reader.last_step())
+        trial_filter = TrialFilter.of(request, 1, reader.last_step())
         # One more than are considered shows whether there are more.
-        listed = reader.trials_between(wanted.first, wanted.last, MAX_CONSIDERED + 1)
+        listed = reader.trials_between(trial_filter.first, trial_filter.last, MAX_CONSIDERED + 1)
         is_cut, listed = len(listed) > MAX_CONSIDERED, listed[:MAX_CONSIDERED]
         frame = request.frame(reader, "trials", "trials")
         page = f"{frame.home}trials"
-        kept, bars = select(listed, wanted, page)
+        kept, bars = select(listed, trial_filter, page)
         found = None
-        if wanted.text:
+        if trial_filter.text:
             decode, fault = decoder_of(request.run)
             if fault:
                 raise RunError(f"text cannot be searched. {fault}")
-            found = search(reader, kept, decode, wanted.text, wanted.skip)
+            found = search(reader, kept, decode, trial_filter.text, trial_filter.skip)
     more = ""
     if found and found.skip:
-        more = wanted.address(page, skip=found.skip)
-    elif is_cut and (last := min(listed[-1].step or 0, wanted.last - 1)) >= wanted.first:
+        more = trial_filter.address(page, skip=found.skip)
+    elif is_cut:
         # The step of the oldest trial may have more of them, so the next search begins with it.
-        more = wanted.address(page, last=last, skip=0)
+        last = min(listed[-1].step or 0, trial_filter.last - 1)
+        if last >= trial_filter.first:
+            more = trial_filter.address(page, last=last, skip=0)
     return fill(
         "trials.html",
         frame=frame,
-        wanted=wanted,
+        trial_filter=trial_filter,
         members=sorted({trial.member for trial in listed if trial.member}),
         histogram=bars,
-        episodes=_episode_links(listed, wanted, page),
+        episodes=_episode_links(listed, trial_filter, page),
         trials=kept[:MAX_LISTED],
         num_trials=len(kept),
         most=MAX_LISTED,
@@ -307,7 +314,7 @@ def trials(request: PageRequest) -> Markup:
         num_considered=len(listed),
         search=found,
         more=more,
-        all_address=wanted.address(page, bin=None, skip=0),
+        all_address=trial_filter.address(page, bin=None, skip=0),
     )
 
 
@@ -317,7 +324,7 @@ def search(
     """Search the texts of `trials[skip:]` for a text, in any case, for at most `PART_S` seconds."""
     hits, missing, until = list[dict[str, Any]](), "", time.monotonic() + PART_S
     # Not `lower()`, which makes some letters longer ("İ") and so shifts what is after them.
-    wanted = re.compile(re.escape(text), re.IGNORECASE)
+    pattern = re.compile(re.escape(text), re.IGNORECASE)
     for number, trial in enumerate(trials[skip:], skip):
         if len(hits) == MAX_HITS or time.monotonic() > until:
             return SearchResult(hits, number - skip, number, missing)
@@ -327,7 +334,7 @@ def search(
             missing = str(error)
             continue
         for whole in (decode(segment.tokens.tolist()) for segment in segments):
-            if found := wanted.search(whole):
+            if found := pattern.search(whole):
                 start, stop = found.span()
                 hits.append(
                     {

@@ -11,7 +11,7 @@ waits. Both sides meet in a key-value store, a small server in the learner:
 
     key            written by     meaning
     question/N     the engine     request N: the engine's group, the group's number of members, and
-                                  the wanted version
+                                  the requested version
     taken          the learner    a counter: the number of requests that it has read
     answer/N       the learner    "sending" if the buckets follow in the group, else the reason
 

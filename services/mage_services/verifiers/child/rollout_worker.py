@@ -42,13 +42,13 @@ SEAT_DEFAULTS = {
 
 def environment_of(job: dict[str, Any]) -> vf.Env:
     """Return the environment of a taskset, with `SEAT_DEFAULTS` for each of its seats."""
-    wanted = dict(job["environment"])
-    wanted["taskset"] = {"id": job["taskset"], **wanted.get("taskset", {})}
+    configured = dict(job["environment"])
+    configured["taskset"] = {"id": job["taskset"], **configured.get("taskset", {})}
     # The names of the seats follow from the taskset, so the configuration is resolved twice: to
     # learn them, and then with the configuration of each seat.
-    for seat in agent_config_fields(resolve_env_config(wanted)):
-        wanted[seat] = {**SEAT_DEFAULTS, **wanted.get(seat, {})}
-    return load_environment(resolve_env_config(wanted))
+    for seat in agent_config_fields(resolve_env_config(configured)):
+        configured[seat] = {**SEAT_DEFAULTS, **configured.get(seat, {})}
+    return load_environment(resolve_env_config(configured))
 
 
 async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[str, Any]:
