@@ -82,6 +82,8 @@ QUICK_S = 0.3
 compared, because on a busy machine the others take longer than they need."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
+NOTHING_TO_CLONE = "nothing_to_clone.json"
+"""File of the cache with the reason why no rule of win-stay, lose-shift is worth cloning."""
 WIN_STAY_RULE = "win_stay.json"
 """File of a policy's directory with the rule of win-stay, lose-shift that it was cloned from."""
 MADE_HERE = "warm-started here"
@@ -121,18 +123,30 @@ class Example:
     win-stay, lose-shift: 1 for a repeated action, 0 for one that was only tried, -1 for others."""
 
 
+ToClone = tuple[list[Example], str, Rule | None]
+"""The examples to clone, which are rows of a data set, or trials on training tasks; the origin of
+the policy in a few words; and the rule that played them, if win-stay, lose-shift did."""
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToClone:
+    """Hold why no rule of win-stay, lose-shift is worth cloning."""
+
+    reason: str
+    """A clause."""
+    is_lasting: bool = False
+    """Whether another start would find the same: not if trials were slow or failed, which may be
+    due to the machine or to a network."""
+
+
 def examples_to_clone(
     config: Config,
     warm: WarmStart,
     directory: Path,
     in_time: InTime,
     watch: Watch = unwatched,
-) -> tuple[list[Example], str, Rule | None]:
-    """Return the examples to clone, which are rows of a data set, or trials on training tasks; the
-    origin of the policy in a few words; and the rule that played them, if win-stay, lose-shift did.
-
-    There are no examples if no rule of win-stay, lose-shift is worth cloning.
-    """
+) -> ToClone | NothingToClone:
+    """Return what a warm start clones, or why no rule of win-stay, lose-shift is worth it."""
     chat, origin = load_chat(directory, thinking=config.transcript.thinking), MADE_HERE
     is_tiny = isinstance(config.policy, Tiny)
     if isinstance(warm, FromData):
@@ -141,8 +155,8 @@ def examples_to_clone(
     words = word_tokens(environment_of(config), chat)
     if isinstance(warm, FromWinStay):
         played = _win_stay_trials(config, warm, chat, in_time)
-        if isinstance(played, str):
-            return [], f"without a warm start: {played}", None
+        if isinstance(played, NothingToClone):
+            return played
         compared, trials = played
         rule, units = compared.rule, environment_of(config).facts.units
         origin = f"{origin}, to {rule}: {compared.sentence(units)}"
@@ -226,20 +240,23 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
 
 def _win_stay_trials(
     config: Config, warm: FromWinStay, chat: ChatFormat, in_time: InTime
-) -> tuple[Comparison, list[Trial]] | str:
+) -> tuple[Comparison, list[Trial]] | NothingToClone:
     """Return the best rule of win-stay, lose-shift, compared with random play, and trials that it
     played; or why none is worth cloning.
     """
     environment = environment_of(config)
     compared = compare_win_stay(config, environment, chat, in_time)
     if isinstance(compared, str):
-        return compared
+        return NothingToClone(compared)
     if not compared.is_better:
-        return compared.sentence(environment.facts.units)
+        sentence = compared.sentence(environment.facts.units)
+        return NothingToClone(sentence, is_lasting=compared.is_complete)
     play = _training_play(config, environment, chat, player_of(compared.rule), warm.trials)
     trials = [trial for trial, _ in in_time(play, LATE_S)]
     if not trials:
-        return f"a trial of the player that repeats what paid takes more than {LATE_S:g} s"
+        return NothingToClone(
+            f"a trial of the player that repeats what paid takes more than {LATE_S:g} s"
+        )
     return compared, trials
 
 

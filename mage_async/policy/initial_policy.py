@@ -37,9 +37,12 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import overriding
 from mage_async.policy.demonstrations import (
     MADE_HERE,
+    NOTHING_TO_CLONE,
     WIN_STAY_RULE,
     Example,
     InTime,
+    NothingToClone,
+    ToClone,
     Watch,
     examples_to_clone,
     untimed,
@@ -114,6 +117,7 @@ def _write(
         shutil.copytree(cached, directory)
         origin = str(read_document(directory / WARM_START)["origin"])
         return origin.replace(MADE_HERE, "from the cache of an earlier warm start", 1)
+    known = read_document(cached / NOTHING_TO_CLONE) if cached else {}
     if isinstance(policy, Tiny):
         source = directory
         build_tiny(policy, environment_of(config).facts.words, config.seed, directory)
@@ -121,22 +125,29 @@ def _write(
         source = source_directory(policy, config.engine)
     if warm is None:
         return "built here"
-    examples, origin, rule = examples_to_clone(config, warm, source, in_time, watch)
-    if not examples:
+    found: ToClone | NothingToClone
+    if known:
+        found = NothingToClone(f"as an earlier start found, {known['reason']}")
+    else:
+        found = examples_to_clone(config, warm, source, in_time, watch)
+    if isinstance(found, NothingToClone):
         if source != directory:  # a tiny model was built in `directory` itself
             directory.symlink_to(source, target_is_directory=True)
-        return origin
+        uncached = ""
+        if cached and found.is_lasting:
+            # The reason alone: `directory` may be a link to a pretrained model.
+            with TemporaryDirectory() as working:
+                reason = msgspec.json.encode({"reason": found.reason})
+                (Path(working) / NOTHING_TO_CLONE).write_bytes(reason)
+                uncached = _cache(Path(working), cached)
+        return f"without a warm start: {found.reason}{uncached}"
+    examples, origin, rule = found
     end = _clone(config, examples, source, directory, report)
     record = {"origin": origin, "fault": end.fault, "cure": end.cure}
     (directory / WARM_START).write_bytes(msgspec.json.encode(record))
     if rule is not None:
         (directory / WIN_STAY_RULE).write_bytes(msgspec.json.encode(rule))
-    if cached:
-        try:
-            _store(directory, cached)
-        except OSError as error:  # a home that cannot be written, or a full disk
-            origin += f", not cached: {first_line(error)}"
-    return origin
+    return origin + _cache(directory, cached) if cached else origin
 
 
 def _clone(
@@ -202,7 +213,8 @@ def source_directory(policy: Pretrained, engine: Engine) -> Path:
 
 
 def cached_policy(config: Config) -> Path | None:
-    """Return the directory in which the result of a warm start is cached, or will be; None if the
+    """Return the directory in which the result of a warm start is cached, or will be (the reason if
+    there is nothing to clone, unless it may be due to the machine); None if the
     run has no warm start, or one that is not cached.
     """
     warm = with_warm_start(config).warm_start
@@ -246,6 +258,15 @@ def policy_key(config: Config) -> str:
         [(name, status.st_size, status.st_mtime_ns) for name, status in files],
     )
     return blake2s(msgspec.json.encode(parts, order="sorted"), digest_size=12).hexdigest()
+
+
+def _cache(directory: Path, cached: Path) -> str:
+    """Store a copy in the cache; return a clause on why that failed, "" if it did not."""
+    try:
+        _store(directory, cached)
+    except OSError as error:  # a home that cannot be written, or a full disk
+        return f", not cached: {first_line(error)}"
+    return ""
 
 
 def _store(directory: Path, cached: Path) -> None:

@@ -194,6 +194,9 @@ class Comparison(NamedTuple):
     """Return of the last episode minus that of the first; None if there is one episode."""
     num_tasks: int
     """Number of tasks that the rule played."""
+    is_complete: bool = True
+    """Whether each trial of each player ended in time and without a fault. If so, another start
+    finds the same."""
 
     @property
     def beats_chance(self) -> bool:
@@ -259,7 +262,7 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
         "return": statistics.fmean(pay for turns in episodes for pay in returns_to_go(turns)),
     }
     last = {trial.index: trial.episode_rewards()[-1] for trial in by_random}
-    found = list[Comparison]()
+    found, is_complete = list[Comparison](), len(by_random) == NUM_COMPARED
     # Of rules that earn the same, the first one is kept.
     for place, (pay, mean) in itertools.product(_places_that_differ(episodes), usual.items()):
         rule = Rule(place, pay, mean)
@@ -272,7 +275,9 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
         by_chance = _mean(list(last.values()))
         gain = _mean(gains) if len(gains) > 1 else None
         found.append(Comparison(rule, by_rule, by_chance, _mean(leads), gain, len(earned)))
-    return max(found, key=lambda each: (each.is_better, each.by_rule[0]))
+        is_complete &= len(earned) == NUM_COMPARED
+    best = max(found, key=lambda each: (each.is_better, each.by_rule[0]))
+    return best._replace(is_complete=is_complete)
 
 
 def _places_that_differ(episodes: Sequence[Sequence[Turn]]) -> list[Place]:

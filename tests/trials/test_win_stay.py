@@ -318,6 +318,42 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
     assert load_chat(tmp_path / "policy").encode(" red")
 
 
+@pytest.mark.parametrize(
+    ("kind", "limits", "is_kept", "is_tiny"),
+    [(Luck, {}, True, True), (Luck, {}, True, False), (Slow, {"QUICK_S": 0.1}, False, True)],
+)
+def test_that_there_is_nothing_to_clone_is_cached_unless_the_machine_may_be_the_cause(
+    tmp_path, monkeypatch, chat, kind, limits, is_kept, is_tiny
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, seconds in limits.items():
+        monkeypatch.setattr(demonstrations, name, seconds)
+    source = tmp_path / "model"
+    own = {} if is_tiny else {"policy.kind": "pretrained", "policy.source": str(source)}
+    if not is_tiny:
+        prepare_policy(configured(kind, **{"warm_start": "none"}), source, lambda at: None)
+    config = configured(kind, **{"warm_start.kind": "win_stay", "warm_start.cache": True}, **own)
+    random.seed(0)
+    first = prepare_policy(config, tmp_path / "one", lambda at: None, in_time)
+    assert first.startswith("without a warm start: ")
+
+    def play(*given):
+        raise AssertionError("it is played again")
+
+    monkeypatch.setattr(demonstrations, "compare_win_stay", play)
+    if not is_kept:
+        with pytest.raises(AssertionError, match="played again"):
+            prepare_policy(config, tmp_path / "two", lambda at: None, in_time)
+        return
+    second = prepare_policy(config, tmp_path / "two", lambda at: None, in_time)
+    assert second == first.replace(": ", ": as an earlier start found, ", 1)
+    for name in ("one", "two"):
+        assert (tmp_path / name).is_symlink() != is_tiny
+        assert load_chat(tmp_path / name).encode(" red")
+    (cached,) = (tmp_path / "cache" / "mage_async").iterdir()
+    assert [each.name for each in cached.iterdir()] == ["nothing_to_clone.json"]
+
+
 def test_of_returns_that_are_all_equal_that_is_said_and_no_interval():
     rule = Rule("anywhere", "reward", 0.0)
     said = Comparison(rule, (2.0, 0.0), (0.5, 0.25), (1.5, 0.25), None, 40).sentence(2)
