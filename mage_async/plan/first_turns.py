@@ -96,7 +96,8 @@ def play_first_turns(
         now: Clock, in seconds.
         settle: Makes the calls that trials wait for, as an actor does, and passes each trial the
             results. Calls of different trials are made at the same time.
-        report: Called with a line of text for the user once the turns are played.
+        report: Called with a line of text for the user once the turns are played, or if a program
+            would have to play them.
         in_time: Yields the trials of random play, and ends when one of them takes too long.
 
     Returns:
@@ -109,7 +110,10 @@ def play_first_turns(
     check_trainable(directory)
     environment, source = environment_of(config), random.Random(config.seed)
     has_program = any(isinstance(part, AgentTasks) for _, part in named_parts(config))
-    if not isinstance(config.engine, Embedded) or has_program:
+    if not isinstance(config.engine, Embedded):
+        return None
+    if has_program:
+        report("a program is played by the run alone, so no time is forecast before the first step")
         return None
     began = now()
     torch.set_num_threads(config.engine.threads)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -535,7 +536,12 @@ def test_no_turn_of_a_mix_is_played_if_a_part_is_a_program(
     monkeypatch.syspath_prepend(tmp_path)
     parts = 'environment.options.parts=[{name="rps"}, {name="agent:own_loop:run"}]'
     config = pretrained(directory, "environment.name=mix", parts)
-    assert play_first_turns(config, directory, time.monotonic, pytest.fail, print, in_time) is None
+    said: list[str] = []
+    play = partial(play_first_turns, config, directory, time.monotonic, pytest.fail)
+    assert play(said.append, in_time) is None
+    assert said == [
+        "a program is played by the run alone, so no time is forecast before the first step"
+    ]
 
 
 def test_deadlines_follow_what_a_turn_takes(directory: Path) -> None:

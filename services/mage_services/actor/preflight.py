@@ -87,7 +87,7 @@ def run_preflight(
     directory = local_policy(config.policy.source)
     if directory is not None:  # files on this machine are checked without a process
         check_model_files(config, directory, num_actors)
-    say("policy: loading it once, to play its first turns")
+    say("policy: loading it once, to check it")
     findings = _preflight_in_child(config, num_actors, say, run)
     contexts = findings.contexts
     assert contexts is not None
