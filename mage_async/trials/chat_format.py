@@ -425,7 +425,8 @@ def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str
     if missing := [name for name in names if name not in head]:
         raise PolicyError(
             f"the chat template offers no tools, and the environment has {', '.join(missing)}; "
-            "choose a model whose template takes `tools`, such as Qwen3's"
+            "choose a model whose template takes `tools`, such as Qwen3's, or write the task as a "
+            "program, whose tools a system message describes: docs/agents.md"
         )
     answers = [{"role": "tool", "content": text} for text in _TOOL_ANSWERS]
     chat = [_user(_USER), {"role": "assistant", "content": _ASSISTANT}, *answers]

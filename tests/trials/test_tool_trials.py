@@ -184,7 +184,7 @@ def test_a_run_is_refused_before_it_plays_where_its_model_takes_no_tools(
     (tmp_path / "config.json").write_text("{}")
     given = ["policy.kind=pretrained", f"policy.source={tmp_path}", f"environment.name={BOXES}"]
     config = config_file.load(config_file.find(None), given)
-    with pytest.raises(PolicyError, match="the chat template offers no tools"):
+    with pytest.raises(PolicyError, match=r"offers no tools.* write the task as a program"):
         prepare_policy(config, tmp_path / "policy", print)
     assert not (tmp_path / "policy").exists()
 
