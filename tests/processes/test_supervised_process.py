@@ -14,7 +14,7 @@ import uvloop
 
 from mage_async.errors import ConfigError
 from mage_services.processes import child_process, supervised_process
-from mage_services.processes.process import EXIT_FAILED
+from mage_services.processes.process import EXIT_BUG, EXIT_FAILED
 from mage_services.processes.supervised_process import NOTICE_S, ProcessSpec, SupervisedProcess
 
 PATIENCE_S = 60.0
@@ -479,6 +479,18 @@ def test_the_log_keeps_what_every_life_printed(run: Run) -> None:
             child = await site.start(f"print({word!r})")
             await life(child)
         assert child.spec.log.read_text() == "first\nsecond\n"
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", ["asyncio.CancelledError", "PanicException"])
+def test_what_is_raised_beside_exceptions_is_named_in_the_failure_line(run: Run, kind: str) -> None:
+    async def main(site: Site) -> None:
+        panic = "PanicException = type('PanicException', (BaseException,), {})"
+        child = await site.start(f"{panic}\nstatus.send('said')\nraise {kind}('no such index')")
+        assert (await life(child))[1] == EXIT_BUG
+        named = f"{kind.rpartition('.')[2]}: no such index"
+        assert child.failure_line(EXIT_BUG) == f"actor-0 ended with exit code 1: {named}"
 
     run(main)
 

@@ -268,7 +268,11 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     received = None
     try:
         received = uvloop.run(until_signalled(_with_heartbeat(main, status), signal.SIGTERM))
-    except Exception as error:
+    except SystemExit:
+        raise
+    # Not `Exception`, of which neither a panic of a library in Rust is one, nor the cancellation of
+    # a task by foreign code. The supervisor would say that there was no exception.
+    except BaseException as error:
         failures = list(_failures_in(error))
         bugs = [each for each in failures if not isinstance(each, MageError)]
         if bugs:  # the traceback goes into the process's log
