@@ -260,9 +260,9 @@ class _WholeRehearsal:
     def _check_words(self, what: str, text: Any) -> None:
         """Check that a text consists of known words, unless text is open."""
         self._require(isinstance(text, str), what, "text", text)
-        strange = _undeclared_words(self._environment, text)
+        undeclared = _undeclared_words(self._environment, text)
         expected = "made of facts.words, unless facts.has_open_text"
-        self._require(not strange, what, expected, " ".join(strange))
+        self._require(not undeclared, what, expected, " ".join(undeclared))
 
 
 def _undeclared_words(environment: Environment, text: str) -> list[str]:

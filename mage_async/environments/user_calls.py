@@ -330,7 +330,7 @@ class SlowPlay(Play):
         self._last_result, self._observation, self._num_turns = MethodResult(), "", 0
         """Result of the latest call, first observation, and number of steps so far."""
         self.is_done = self._is_begun = self._is_closed = False
-        self._call: Call | None = self._make_call("reset", self._begun)
+        self._call: Call | None = self._make_call("reset", self._take_reset)
 
     @property
     def observation(self) -> str:
@@ -341,7 +341,7 @@ class SlowPlay(Play):
         """Request a step."""
         assert not self.is_done, "the episode is done"
         self._num_turns += 1
-        self._call = self._make_call("step", partial(self._stepped, action), action)
+        self._call = self._make_call("step", partial(self._take_step, action), action)
         return PENDING
 
     def next_call(self) -> Call | None:
@@ -368,11 +368,11 @@ class SlowPlay(Play):
         place = f"{self._where}{turn}: {self._callee.method_name(method)}({shown})"
         return Call(self._callee, Request(method, place, *self._request_fields, action), take)
 
-    def _begun(self, result: MethodResult) -> None:
+    def _take_reset(self, result: MethodResult) -> None:
         """Take the result of `reset`."""
         self._last_result, self._observation = result, result.outcome.observation
 
-    def _stepped(self, action: str, result: MethodResult) -> Outcome:
+    def _take_step(self, action: str, result: MethodResult) -> Outcome:
         """Take the result of a step; return its outcome."""
         self._last_result = result
         self.is_done = result.outcome.is_done or self._num_turns == self._max_turns

@@ -157,7 +157,9 @@ class ResetStepPlay(SlowPlay):
         return self._last_result.legal_pattern
 
     def next_call(self) -> Call | None:
-        """Return the call that the play waits for; its result is shown to the listener first."""
+        """Return the call that the play waits for. If the environment has a listener, it sees the
+        result before the play does.
+        """
         call, listener = super().next_call(), self._environment.listener
         if call is None or listener is None:
             return call
@@ -174,13 +176,13 @@ class ResetStepPlay(SlowPlay):
         self.history.append((action, refusal))
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
 
-    def _begun(self, result: MethodResult) -> None:
-        super()._begun(result)
+    def _take_reset(self, result: MethodResult) -> None:
+        super()._take_reset(result)
         self._check_can_go_on()
 
-    def _stepped(self, action: str, result: MethodResult) -> Outcome:
+    def _take_step(self, action: str, result: MethodResult) -> Outcome:
         self.history.append((action, result.outcome.observation))
-        outcome = super()._stepped(action, result)
+        outcome = super()._take_step(action, result)
         self._check_can_go_on()
         return outcome
 
@@ -225,7 +227,7 @@ class UserObject(Callee):
     """Hold an object of a user's class. The first call creates the object, because a constructor
     may be as slow as a step.
 
-    The object is closed exactly once:
+    The object is closed exactly once, in one of three ways:
 
     - by the call `close`;
     - after `reset`, if `close` was requested before `reset` had returned;
@@ -259,7 +261,7 @@ class UserObject(Callee):
         except Exception as error:  # the border to foreign code; raised again
             if says_no_room(error):
                 self._close_unless_async()
-                self._object = None  # another try makes another object
+                self._object = None  # `reset` is tried again with a new object
             raise
         if self._is_over:
             self._close_unless_async()
@@ -271,11 +273,11 @@ class UserObject(Callee):
             value = await _awaited(self._call(request))
         except Exception as error:  # the border to foreign code; raised again
             if says_no_room(error):
-                await self._close_left()
+                await self._close_if_open()
                 self._object = None
             raise
         if self._is_over:
-            await self._close_left()
+            await self._close_if_open()
         return self._checked_result(request, value)
 
     def late_close(self) -> Callable[[], Any] | None:
@@ -283,9 +285,9 @@ class UserObject(Callee):
         otherwise None.
         """
         is_left_open = bool(self._to_close) and (self._is_over or self._object is None)
-        return self._close_left if is_left_open else None
+        return self._close_if_open if is_left_open else None
 
-    async def _close_left(self) -> None:
+    async def _close_if_open(self) -> None:
         """Close the object, if it is open."""
         await _awaited(self._close_object())
 
