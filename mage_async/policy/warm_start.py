@@ -24,7 +24,7 @@ from mage_async.errors import DeterministicFailure
 from mage_async.learning.forward import hidden_states
 from mage_async.learning.optimizer import set_decays, set_rate, step_if_finite
 from mage_async.learning.packing import TokenRow, split_minibatch
-from mage_async.policy.demonstrations import Example
+from mage_async.policy.demonstrations import Example, frequency_ratio
 
 BETA2, WEIGHT_DECAY = 0.95, 0.01
 """AdamW's decays of the second moment and of the weights."""
@@ -132,17 +132,24 @@ def warm_start(
         progress = Progress(step, shown_steps, loss, shown_gate, num_skipped)
         report(progress)
     # If contexts have no earlier episodes, the ratio cannot fall, which is no fault.
-    fault, cure = _fault(warm, losses, [] if config.trial.memory == "none" else gates)
+    known_gates = [] if config.trial.memory == "none" else gates
+    fault, cure = _fault(warm, losses, known_gates, frequency_ratio(examples))
     return replace(progress, fault=fault, cure=cure)
 
 
-def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) -> tuple[str, str]:
+def _fault(
+    warm: AnyWarmStart,
+    losses: Sequence[float],
+    gates: Sequence[float],
+    by_frequency: float = math.inf,
+) -> tuple[str, str]:
     """Return the reason why a warm start may have taught nothing, and a remedy. Both are empty if
     it has taught something, or is too short to tell.
 
     Args:
         losses: The loss of each step that was not skipped.
         gates: The ratios of the gate that were measured, in order.
+        by_frequency: That of a model that knows only the frequencies of words.
     """
     rate = f"warm_start.learning_rate = {warm.learning_rate:g}"
     # Largest ratio of the last loss to the first one at which something was learned.
@@ -166,11 +173,14 @@ def _fault(warm: AnyWarmStart, losses: Sequence[float], gates: Sequence[float]) 
             )
     # A `gate` of 1.0 is no gate.
     if isinstance(warm, GatedWarmStart) and gates and gates[-1] > warm.gate and warm.gate < 1.0:
+        longer = f"Raise warm_start.steps = {warm.steps}"
         return (
             f"the loss on the last episode's observations is {gates[-1]:.2f} of the first one's, "
             f"above warm_start.gate = {warm.gate}, so the model may not look earlier episodes up",
-            f"Raise warm_start.steps = {warm.steps}; where most observations are drawn anew in "
-            "each episode, no model comes below the gate: then set it to 1.0.",
+            f"{longer}: the frequencies of words alone lead to a ratio of {by_frequency:.2f}."
+            if by_frequency <= warm.gate
+            else f"{longer}; where most observations are drawn anew in each episode, no model "
+            "comes below the gate: then set it to 1.0.",
         )
     if not isinstance(warm, FromWinStay) or not is_long or not gates:
         return "", ""

@@ -157,6 +157,15 @@ def test_a_warm_start_that_teaches_nothing_says_what_to_change(tmp_path: Path) -
         assert warm_start_module._fault(off, [1.0], [1.01]) == ("", "")
 
 
+def test_a_gate_that_is_shut_is_removed_only_where_frequencies_of_words_do_not_open_it() -> None:
+    def cure(by_frequency: float) -> str:
+        warm, losses = FromScript(), [2.0] * 25 + [1.0] * 25
+        return warm_start_module._fault(warm, losses, [1.0, 0.9], by_frequency)[1]
+
+    assert cure(0.9).endswith("no model comes below the gate: then set it to 1.0.")
+    assert cure(0.47).endswith(": the frequencies of words alone lead to a ratio of 0.47.")
+
+
 def test_a_win_stay_that_is_not_looked_up_is_no_lesson() -> None:
     def fault(*gates: float) -> str:
         return warm_start_module._fault(FromWinStay(), [2.0] * 25 + [1.0] * 25, gates)[0]
@@ -667,11 +676,11 @@ def test_a_gate_that_frequencies_of_words_open_is_named() -> None:
     episodes = np.repeat([0, 1], 10)
     tokens = np.array([1, 2] * 5 + [1] * 9 + [2])
     example = Example(tokens, np.ones(20, np.float32), episodes)
-    assert "lead to a ratio of 0.47, and warm_start.gate is 0.8" in _gate_without_memory(
-        [example], 0.8
-    )
+    said = _gate_without_memory([example], 0.8)
+    assert "lead to a ratio of 0.47, and warm_start.gate is 0.8" in said
+    assert "lower" not in said
     same = replace(example, tokens=np.array([1, 2] * 5 + [1] * 10))
-    assert "of 0.00, and warm_start.gate is 0.8: no gate" in _gate_without_memory([same], 0.8)
+    assert "of 0.00, and warm_start.gate is 0.8: the final" in _gate_without_memory([same], 0.8)
     assert not _gate_without_memory([example], 0.4)
     assert not _gate_without_memory([replace(example, episodes=episodes * 0)], 0.8)
 
