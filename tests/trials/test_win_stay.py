@@ -99,6 +99,18 @@ class AskedFirst(Asked):
         return f"{self.left[0] if self.left else 'over'} {pay}"
 
 
+class Crowd(Asked):
+    """The same with twenty trees, of which a trial meets hardly one twice."""
+
+    trees = tuple(f"tree{number}" for number in range(20))
+    words = (*ARMS, *trees, "paid", "nothing", "over")
+
+    def reset(self, seed, task, episode):
+        self.arms = dict(zip(self.trees, random.Random(task).choices(ARMS, k=20), strict=True))
+        self.left = random.Random(f"{seed}-{episode}").sample(self.trees, 3)
+        return self.left[0]
+
+
 class Late(Boxes):
     """Open four boxes in a row, and be paid for all of them at the end."""
 
@@ -197,8 +209,8 @@ def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     assert found.lead[0] == pytest.approx(earned[-1] - by_random[-1])
 
 
-@pytest.mark.parametrize(("kind", "num_rules"), [(Arms, 6), (Boxes, 6), (Asked, 10)])
-def test_rules_whose_places_are_the_same_turns_are_played_once(chat, kind, num_rules):
+@pytest.mark.parametrize(("kind", "num_rules"), [(Arms, 6), (Boxes, 6), (Asked, 10), (Crowd, 6)])
+def test_rules_that_cannot_differ_or_be_learned_are_not_played(chat, kind, num_rules):
     play, made = player(kind, chat), []
 
     def counted(each):
