@@ -80,10 +80,12 @@ def check_context_length(config: EngineConfig, directory: Path) -> None:
     model = _model(directory)
     length = config.server.get("context_length", _num_positions(model))
     if length is not None and config.max_tokens > length - SPARE_TOKENS:
+        is_set = "context_length" in config.server
+        what = "engine.server.context_length" if is_set else f"the context length of {directory}"
         raise ConfigError(
-            f"engine.max_tokens = {config.max_tokens}, but the context length of {directory} is "
-            f"{length}, and SGLang serves at most {SPARE_TOKENS} tokens fewer: set "
-            f"engine.max_tokens = {length - SPARE_TOKENS}"
+            f"engine.max_tokens = {config.max_tokens}, but {what} is {length}, and SGLang "
+            f"serves at most {SPARE_TOKENS} tokens fewer: set engine.max_tokens = "
+            f"{length - SPARE_TOKENS}"
         )
 
 
