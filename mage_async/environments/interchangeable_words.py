@@ -2,8 +2,9 @@
 
 The attribute `interchangeable` of a class lists sets of words that play the same part in its tasks:
 the names of its cups, its colours. Each group of training trials exchanges the words of each set at
-random, in all that the agent reads and writes; the class itself never notices. Six hidden orders of
-three cups, of which four are trained, then look like all six. Held-out tasks keep their words.
+random, in everything that the agent reads and writes; the class itself reads and writes its own
+words. For example, if four of the six orders of three cups are trained on, then with exchanged
+names of the cups the agent meets all six. Held-out tasks keep their words.
 """
 
 import random
@@ -46,7 +47,8 @@ class Exchange:
 
     @cached_property
     def _word(self) -> re.Pattern[str]:
-        # The longest words first: "red" must not be found in "red-hot" where both are listed.
+        # The longest words first: if "red" and "red-hot" are listed, "red" must not be found in
+        # "red-hot".
         words = sorted(self._shown, key=len, reverse=True)
         return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
