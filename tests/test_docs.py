@@ -195,6 +195,7 @@ EXECUTED = {
     "kernels/README.md": ("kernels/test_dispatch.py",),
     "docs/your_environment.md": (
         "environments/test_reset_step.py",
+        "environments/test_interchangeable_words.py",
         "trials/test_tool_trials.py",
         "environments/test_own_class.py",
     ),

@@ -2,12 +2,14 @@
 
 import random
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.environments.interchangeable_words import Exchange
+from mage_async.environments.interchangeable_words import Exchange, fault_of
 from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
@@ -140,3 +142,14 @@ def test_words_of_a_pattern_are_not_exchanged() -> None:
         ResetStep(kind, {})
     without = type("Without", (Cups,), {"interchangeable": None, "__doc__": "Cups."})
     assert begun(ResetStep(without, {}), 1).observation == "red ball"
+
+
+def test_the_declaration_of_the_page_is_one_that_a_class_may_have() -> None:
+    page = Path(__file__).parents[2] / "docs" / "your_environment.md"
+    (block,) = re.findall(r"```python\n(interchangeable = .*?)```", page.read_text(), re.DOTALL)
+    declared: dict[str, Any] = {}
+    exec(block, declared)
+    words = [word for each in declared["interchangeable"] for word in each]
+    assert not fault_of(declared["interchangeable"], words)
+    shown = Exchange(tuple(map(tuple, declared["interchangeable"])), 1).to_shown(" ".join(words))
+    assert sorted(shown.split()) == sorted(words)
