@@ -546,7 +546,7 @@ _CASES = [
     ),
     Case(
         "disk_full_in_run",
-        r"(no result is taken in|learner).*No space left on device",
+        r"(no result is accepted|learner).*No space left on device",
         r"[Mm]ake room",
         ends=False,
         prepare=small_file_system("3m"),

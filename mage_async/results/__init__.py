@@ -1,1 +1,1 @@
-"""Read and write the files of a run, and compute figures from them: metrics, scores, summary."""
+"""Read and write the files of a run, and compute metrics, scores and summaries from them."""

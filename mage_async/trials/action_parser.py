@@ -43,13 +43,13 @@ class ActionParser:
         """
         if self.is_whole_completion(kind):
             return ""
-        wanted = f"</{NAMES[kind]}>"
+        closing_tag = f"</{NAMES[kind]}>"
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
-        if not is_forced or wanted in completion:
+        if not is_forced or closing_tag in completion:
             return ""
         # A tag has no "<" after its first character, so the last "<" of a completion that was cut
         # within a tag begins that tag.
-        return wanted.removeprefix(completion[completion.rfind("<") :])
+        return closing_tag.removeprefix(completion[completion.rfind("<") :])
 
     def parse(self, kind: Kind, completion: str) -> str | None:
         """Return the stripped text between the tags; `None` if there is none."""

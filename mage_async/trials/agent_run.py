@@ -153,15 +153,15 @@ class Pending:
     """Digest of the conversation."""
     episode: int
     replaced: _End | None = None
-    """End of the sequence that the notes replace; None if the call does not ask for notes."""
+    """End of the sequence that the notes replace; None if the call does not request notes."""
 
 
 class AgentRun:
     """Play one trial whose episodes a program plays; has the interface of `TrialRun`.
 
     For each call of the policy by the program, the caller takes the prompt of `notes_due`, if there
-    is one, and gives its completion to `take_notes`. It then takes the prompts of `ask`, and gives
-    each completion to `take`, or calls `give_up`. The program's return is given to `answer`.
+    is one, and gives its completion to `take_notes`. It then takes the prompts of `prompts_of`, and
+    gives each completion to `take`, or calls `give_up`. The program's return is given to `answer`.
 
     Args:
         index: number of the trial in its group.
@@ -305,7 +305,7 @@ class AgentRun:
     def receive(self, completion: Completion) -> None:
         """Receive the completion of a reflection, after which the next episode begins."""
         pending, self._pending_reflection = self._pending_reflection, None
-        assert pending is not None, "no reflection was asked for"
+        assert pending is not None, "no reflection was requested"
         self._reflections.append(self._record_remark(pending, completion, Kind.REFLECT))
         self._main_end = pending.lineage, len(pending.lineage.segment.tokens)
         self._last_answers[pending.lineage.system_message] = self._main_end
@@ -358,7 +358,7 @@ class AgentRun:
 
     # Calls of the policy.
 
-    def ask(self, policy_call: PolicyCall) -> list[Pending]:
+    def prompts_of(self, policy_call: PolicyCall) -> list[Pending]:
         """Return the prompts of a call, one for each of its choices; give each to `take`, or to
         `give_up`.
 
@@ -602,7 +602,7 @@ class AgentRun:
         return f"{self._config.prompts.noted} {notes}" if notes else ""
 
     def _request_for_notes(self, end: _End) -> str:
-        """Return the message that asks for notes. In a sequence of an earlier episode, that
+        """Return the message that requests notes. In a sequence of an earlier episode, that
         episode's reward comes first.
         """
         is_earlier = end[0] not in self._sizes_at_start
@@ -619,8 +619,9 @@ class AgentRun:
             return math.inf
         request = Message("user", f"{self._reward_of_last()} {config.prompts.notes}").as_chat()
         # -1 is no stop token, so the tokens that end the answer's turn are counted as well.
-        asking = len(self._chat.continuation(-1, [request]))
-        return config.room - self._limit(policy_call) - asking - config.max_reflection_tokens
+        request_tokens = len(self._chat.continuation(-1, [request]))
+        notes_tokens = request_tokens + config.max_reflection_tokens
+        return config.room - self._limit(policy_call) - notes_tokens
 
     def _record_remark(self, pending: Pending, completion: Completion, kind: Kind) -> str:
         """Append a reflection or notes, and the prompt, to their lineage; return their text."""
@@ -778,15 +779,15 @@ class AgentRun:
         if tokens[-1] in self._chat.stop_tokens:
             tokens.pop()
 
-        def holds(length: int) -> bool:
+        def contains_stop(length: int) -> bool:
             text = self._chat.decode(tokens[:length])
             return any(stop in text for stop in stops)
 
-        if not stops or not holds(len(tokens)):
+        if not stops or not contains_stop(len(tokens)):
             return completion, False
-        # A longer beginning of the answer holds all that a shorter one does, so bisection finds
-        # the shortest one that holds a stop.
-        length = bisect_left(range(len(tokens) + 1), True, key=holds)
+        # A longer beginning of the answer contains all that a shorter one does, so bisection finds
+        # the shortest one that contains a stop.
+        length = bisect_left(range(len(tokens) + 1), True, key=contains_stop)
         return replace(
             completion,
             tokens=completion.tokens[:length],
@@ -821,8 +822,8 @@ class AgentRun:
     def _prepare_reflection(self) -> bool:
         """Prepare the prompt of a reflection, and return whether there is one.
 
-        There is none if its context has no room for it, or if a call that never ended still holds
-        its lineage. An empty remark then takes its place, so that remark n is that of episode n.
+        There is none if its context has no room for it, or if a call on its lineage has never
+        ended. An empty remark then takes its place, so that remark n is that of episode n.
         """
         assert self._main_end is not None
         lineage, _ = self._main_end

@@ -127,9 +127,9 @@ class NoteTaker:
         # as text: ",7,12," in ",3,7,12,5,".
         text = f",{','.join(map(str, context))},"
         ids = [self._chat.encode(f" {fact}") for fact in facts]
-        held = [each for each in ids if f",{','.join(map(str, each))}," in text]
+        contained = [each for each in ids if f",{','.join(map(str, each))}," in text]
         kept: list[int] = []
-        for each in reversed(held):  # the newest are kept if not all fit
+        for each in reversed(contained):  # the newest are kept if not all fit
             if self._source.random() < self._share_noted and len(kept) + len(each) <= room:
                 kept[:0] = each
         return kept

@@ -387,8 +387,8 @@ class TrialRun:
 
     def _wants_strategy(self) -> bool:
         """Return whether the policy writes a strategy before the next action."""
-        wanted = self._config.strategy
-        return wanted == "turn" or (wanted == "episode" and self._index_in_episode == 0)
+        when = self._config.strategy
+        return when == "turn" or (when == "episode" and self._index_in_episode == 0)
 
     def _begin_play(self) -> Play:
         """Create the play of the next episode; a fast play never needs calls."""

@@ -220,7 +220,7 @@ class Comparison(NamedTuple):
         return self.beats_chance and (self.gain is None or _is_clear(self.gain))
 
     def sentence(self, units: float) -> str:
-        """Return the comparison as a sentence for people, with returns per unit."""
+        """Return the comparison in words, with returns per unit."""
         digits = num_decimals(mean / units for mean, _ in (self.by_rule, self.by_random))
 
         def per_unit(interval: tuple[float, float]) -> str:

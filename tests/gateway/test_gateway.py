@@ -615,7 +615,7 @@ def test_a_trial_counts_the_conversations_that_it_has_and_those_that_wait(
     def ask(*texts: str, num_choices: int = 1) -> list[agent_run.Pending]:
         roles = ("user", "assistant")
         messages = (agent_run.Message(roles[n % 2], text) for n, text in enumerate(texts))
-        return run.ask(agent_run.PolicyCall(tuple(messages), num_choices=num_choices))
+        return run.prompts_of(agent_run.PolicyCall(tuple(messages), num_choices=num_choices))
 
     (first,), (second,) = ask("a"), ask("b")
     with pytest.raises(CallFault, match="2 conversations in a trial"):

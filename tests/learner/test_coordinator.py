@@ -323,7 +323,7 @@ def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() ->
         await site.say(actor, result(grant, 0), result(grant, 1))
         assert await read(actor) == []
         assert site.coordinator.faults == [
-            "no result is taken in and no group is granted: no space left. Make room, and the run "
+            "no result is accepted and no group is granted: no space left. Make room, and the run "
             "goes on by itself; `journal.max_bytes` bounds the journal"
         ]
         assert site.coordinator.ledger.counts().acknowledged == 0

@@ -160,7 +160,8 @@ def test_the_failure_line_of_one_that_left_is_not_its_logs_last_line(run: Run, c
         child = await site.start(f"print('a move')\nos._exit({code})")
         assert (await life(child))[1] == code
         line = child.failure_line(code)
-        assert line.startswith(f"actor-0 ended with exit code {code} without an exception. Nobody")
+        reason = "without an exception, and the run did not end it"
+        assert line.startswith(f"actor-0 ended with exit code {code} {reason}")
 
     run(main)
 

@@ -239,7 +239,7 @@ class Evaluator:
         )
 
     async def samples(self, split: Split, count: int, version: int) -> list[dict[str, Any]]:
-        """Return a few whole trials as plain data, for people to read."""
+        """Return a few whole trials as plain data, which the run records as samples."""
         tasks = evaluation_tasks(self.environment, split, count, FINAL_SEED)
         trials = await self._trials(self._stage, tasks)
         return [trial_as_dict(trial, self._chat.decode, version) for trial in trials]

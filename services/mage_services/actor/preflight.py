@@ -219,7 +219,9 @@ def _preflight_in_child(
 async def _findings(
     child: BlockingChild[PreflightReport], say: Callable[[str], None]
 ) -> PreflightReport | None:
-    """Return the last report of the child, None if the child ended without it; `say` the others."""
+    """Return the last report of the child, None if the child ended without it. Pass the notes of
+    earlier reports to `say`.
+    """
     while True:
         with waiting_notice("the check of the policy"):
             report = await child.channel.receive_async()

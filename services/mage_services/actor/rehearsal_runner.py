@@ -43,7 +43,7 @@ from mage_services.processes.process import Runner, watched
 QUIET_S = 5.0
 """Seconds without a printed line after which a line of progress is printed."""
 MOST_RETRIES = 3
-"""Largest number of retries of a rehearsal, for whose end a person waits."""
+"""Largest number of retries of a rehearsal; small, because the user waits for its end."""
 CHARS_PER_TOKEN = 4
 """Approximate number of characters of a token, for English text and a language model's tokenizer.
 """

@@ -143,7 +143,7 @@ class EpisodeEndpoint:
             while (notes := self._run.notes_due(policy_call)) is not None:
                 (written,) = await self._draw([notes])
                 self._run.take_notes(notes, written)
-            pending = self._run.ask(policy_call)
+            pending = self._run.prompts_of(policy_call)
         except CallFault as fault:
             self._fail(fault)
             raise Refused(429, str(fault)) from fault

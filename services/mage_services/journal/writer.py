@@ -87,7 +87,7 @@ class JournalFile:
         folder: Folder of the journal's segments.
         segments: The segments on disk, oldest first; a new segment is begun after them.
         header: State of the run with which the new segment begins.
-        max_bytes: If the whole journal has this size or more, no more trials are taken in.
+        max_bytes: If the whole journal has this size or more, no more trials are accepted.
         segment_bytes: If a segment has this size or more, `roll` begins a new one; None: 64 MiB, or
             an eighth of `max_bytes` if that is less, because only whole segments are deleted.
     """
@@ -153,7 +153,7 @@ class JournalFile:
         await is_durable.wait()
 
     def why_full(self) -> str:
-        """Return why no more trials may be taken in; "" if they may."""
+        """Return why no more trials may be accepted; "" if they may."""
         if self._no_space_reason:
             return self._no_space_reason
         if not self.is_over_budget():

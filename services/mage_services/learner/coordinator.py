@@ -56,11 +56,11 @@ from mage_services.weights.weight_store import UNKNOWN_PEERS, WeightStore
 #     Loaded              release older weights; announce newer ones with Publication
 #     Heartbeat           note that the peer lives
 #     Goodbye             forget the peer; its groups are granted again
-#     any, if unknown     WhoAreYou, so that the peer says Hello; a result is taken in all the same
+#     any, if unknown     WhoAreYou, so that the peer says Hello; a result is accepted even so
 #
 # Durability. A grant is sent, and a trial is acknowledged, only after the journal has made its
 # record durable, and with it every earlier record. So a crash of the learner loses no grant and no
-# acknowledgement that it has sent. While the journal's disk is full, no result is taken in and no
+# acknowledgement that it has sent. While the journal's disk is full, no result is accepted and no
 # group is granted; afterwards every actor is welcomed again and sends again all unacknowledged
 # results.
 
@@ -327,7 +327,7 @@ class Coordinator:
         return self.league.kept() | {version for version in playing if version is not None}
 
     def close(self) -> None:
-        """Grant no more groups; results are still taken in."""
+        """Grant no more groups; results are still accepted."""
         self._is_closed = True
 
     def has_all_hellos(self) -> bool:
@@ -381,7 +381,7 @@ class Coordinator:
     # Peers that come and go.
 
     def _take_hello(self, peer: Peer, hello: Hello) -> None:
-        """Take in a new or returned peer; forget the process that had its name before."""
+        """Register a new or returned peer; forget the process that had its name before."""
         # A process that was started again has a new connection, and has lost its groups. If it was
         # started while the learner was down, only the ledger knows its earlier connection.
         for other, known in list(self.peers.items()):
@@ -481,7 +481,7 @@ class Coordinator:
             self._opened_at += gap
             for known in self.peers.values():
                 known.last_message_at = now
-        if gap > STALL_S or self._is_full:  # no result was taken in
+        if gap > STALL_S or self._is_full:  # no result was accepted
             self.ledger.postpone_deadlines(gap, now + self.config.admission.grant_deadline_s)
 
     def _remove(self, peer: Peer) -> None:
@@ -633,13 +633,13 @@ class Coordinator:
     def _look_for_space(self) -> bool:
         """Return whether the journal has space; once it has some again, welcome all actors.
 
-        The actors then send again the results that were not taken in.
+        The actors then send again the results that were not accepted.
         """
         was_full, reason = self._is_full, self.journal.why_full()
         self._is_full = bool(reason)
         if reason and not was_full:
             self.note(
-                f"no result is taken in and no group is granted: {reason}. {MAKE_ROOM}; "
+                f"no result is accepted and no group is granted: {reason}. {MAKE_ROOM}; "
                 "`journal.max_bytes` bounds the journal"
             )
             self.arrived.set()  # the training loop may free space with a checkpoint

@@ -1,4 +1,4 @@
-"""Run the learner process: take in trials, train on them, and publish weights.
+"""Run the learner process: receive trials, train on them, and publish weights.
 
 `main` resumes the run from its checkpoint and journal, and then runs five tasks on one event loop.
 The ledger (`mage_async/admission/ledger.py`) records the groups in flight: those that an actor was

@@ -143,7 +143,7 @@ class TrainingLoop:
         while (groups := self._coordinator.ledger.take_batch()) is None:
             can_checkpoint = self._checkpoint_version < self._training.trainer.version
             if can_checkpoint and self._journal.why_full():
-                # No trial is taken in until there is space. Once a checkpoint is durable, earlier
+                # No trial is accepted until there is space. Once a checkpoint is durable, earlier
                 # segments of the journal may be deleted.
                 await self._checkpoint()
                 await self._wait_until_checkpointed()

@@ -61,7 +61,7 @@ PRINT_LESS = (
     "environment print less"
 )
 """Note on a process whose log was cut."""
-UNASKED = " without an exception. Nobody asked it to end: the environment may call os._exit"
+UNREQUESTED = " without an exception, and the run did not end it: the environment may call os._exit"
 """Explanation of the end of a process that exited without having finished or failed."""
 END_THEM = "If the environment started them, end them in its `close()`."
 """Advice in a note on processes that an ended process left running."""
@@ -293,7 +293,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             how = "sent no heartbeat for too long and was killed"
         elif self.has_spoken and not self.failure and code >= 0 and code != EXIT_TERMINATED:
             cure = "" if self.spec.name == "learner" else OWN_PROCESS
-            return f"{self.spec.name} {how}{UNASKED}{cure}"
+            return f"{self.spec.name} {how}{UNREQUESTED}{cure}"
         # A process that was killed from outside printed no stacks; those in the log are older.
         has_stacks = self.was_silent or (code < 0 and code != -signal.SIGKILL)
         place = place_in_foreign_code(self.spec.log) if has_stacks else ""

@@ -67,7 +67,7 @@ def refusal(request: web.Request, token: str) -> str:
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return "Open the printed address by itself: links on other sites are refused."
     token_in_path = request.path.split("/", 2)[1]
-    # Compared in constant time, which tells a stranger nothing about the token.
+    # Compared in constant time, so that response times reveal nothing about the token.
     if not hmac.compare_digest(token_in_path.encode(), token.encode()):
         return "Open the address that `mage view` printed, with its token."
     return ""

@@ -697,7 +697,7 @@ def _facts(engine: Any, found: str) -> str:
 
 
 async def _main() -> None:
-    """Start SGLang as the first message asks for, and serve."""
+    """Start SGLang as the first message describes, and serve."""
     end = inherited_socket()
     assert end is not None, "an actor starts this process"
     channel: Channel[Message] = await Channel.over(end, Message)
