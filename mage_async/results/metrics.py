@@ -267,7 +267,8 @@ def _returns(
         rewards, member = trial.episode_rewards(), trial.task.member
         units = component_of(environment, member).facts.units
         # Episodes that a curriculum has not reached repeat the last one played.
-        row = [reward / units for reward in rewards + rewards[-1:] * (num_episodes - len(rewards))]
+        rewards = rewards + rewards[-1:] * (num_episodes - len(rewards))
+        row = [reward / units for reward in rewards]
         rows["return_by_episode"].append(row)
         if label := label_of(environment, member):
             rows.setdefault(f"return_by_episode{IN}{label}", []).append(row)

@@ -334,8 +334,9 @@ class AgentRun:
         """End the trial, because the program failed in every try or outgrew its context, and record
         the first episode that was not finished (`Trial.cut_at`).
         """
+        self.is_over = True
         # A reflection comes after the end of its episode, so the next episode is cut.
-        self.is_over, self._cut_at = True, self.episode + (self.kind is Kind.REFLECT)
+        self._cut_at = self.episode + 1 if self.kind is Kind.REFLECT else self.episode
 
     def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
         """Return the finished trial, as a tuple like that of a run with two seats."""

@@ -60,8 +60,9 @@ def begin_trial(start: TrialStart) -> TrialInProgress:
     assert start.after is None, "the other side may remember earlier episodes"
     # An adviser needs the environment's own play, and a side of a duel is a `SidePlay`.
     start = replace(start, config=replace(start.config, advisers=None))
-    remembers = version is None or start.config.rivals_remember
-    return (TwoMemoriesRun if remembers else DuelRun)(start, version)
+    if version is None or start.config.rivals_remember:
+        return TwoMemoriesRun(start, version)
+    return DuelRun(start, version)
 
 
 def make_calls(trial: TrialInProgress) -> None:

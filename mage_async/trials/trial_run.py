@@ -274,7 +274,7 @@ class TrialRun:
         """End the trial because its last prompt cannot be answered, and record in which episode."""
         self.is_over = True
         # A reflection is requested after the end of its episode, so the next episode is cut.
-        self._cut_at = self.episode + (self.kind is Kind.REFLECT)
+        self._cut_at = self.episode + 1 if self.kind is Kind.REFLECT else self.episode
 
     def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
         """Return the finished trials: this one. A run of `duels.py` may return one of each seat."""

@@ -343,9 +343,9 @@ def _games_of(names: str, assignments: Sequence[str]) -> list[tuple[str, str, di
     """
     from mage_async.config.config_file import toml_value
 
-    games = [
-        game for name in _split(names) for game in (_games_of_paper(name) or [(name, name, {})])
-    ]
+    games = list[tuple[str, str, dict[str, Any]]]()
+    for name in _split(names):
+        games += _games_of_paper(name) or [(name, name, {})]
     labels = [label for label, _, _ in games]
     if not games or len(set(labels)) < len(labels):
         raise ConfigError(f"--games must name different games, got {names!r}")

@@ -40,7 +40,10 @@ def run(given: argparse.Namespace) -> int:
 
     run_dir = RunDirectory(given.run_dir)
     check_journal(run_dir)
-    (_list if given.export is None else _export)(run_dir, given)
+    if given.export is None:
+        _list(run_dir, given)
+    else:
+        _export(run_dir, given)
     return 0
 
 

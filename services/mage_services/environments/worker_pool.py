@@ -329,9 +329,8 @@ class WorkerPool:
         if isinstance(answer, Made):
             return answer.answered
         if isinstance(answer, Failed):
-            raise (NoRoom if answer.found_no_room else CallFault)(
-                answer.sentence, answer.kind, answer.mistake
-            )
+            kind = NoRoom if answer.found_no_room else CallFault
+            raise kind(answer.sentence, answer.kind, answer.mistake)
         if request.method == "close":  # the process has ended, and the object with it
             return MethodResult()
         raise CallFault(

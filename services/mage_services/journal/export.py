@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,25 @@ def export(
             the file cannot be written, for example because a folder of that name exists.
     """
     check_file(file)
-    working, number = file.with_name(f".{file.name}.part"), count()
-    # `zip` draws a number for each trial, so the next number is the number of trials.
-    counted = (trial for trial, _ in zip(trials, number, strict=False))
+    working, num_trials = file.with_name(f".{file.name}.part"), 0
+
+    def counted() -> Iterator[AttributedTrial]:
+        """Yield the trials, and count them."""
+        nonlocal num_trials
+        for trial in trials:
+            num_trials += 1
+            yield trial
+
     try:
         _remove(working)
-        WRITERS[file.suffix](counted, chat, working, run)
+        WRITERS[file.suffix](counted(), chat, working, run)
         os.replace(working, file)
     except OSError as fault:
         # The trials are read from the journal meanwhile: the fault may be one of reading.
         raise RunError(f"the export to {file} failed: {fault}") from fault
     finally:
         _remove(working)
-    return next(number)
+    return num_trials
 
 
 def check_file(file: Path) -> None:

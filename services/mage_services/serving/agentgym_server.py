@@ -111,10 +111,11 @@ class AgentGymServer:
 
     async def _observation(self, request: web.Request) -> web.Response:
         """Answer with the last observation of a session."""
-        number = request.query.get("id", "")
-        # A query holds text. `int` would also read " 1" and "1_0" as numbers, so compare it with
-        # the text of each number, and let `_find` refuse any other.
-        opened = self._find({"id": {str(each): each for each in self._open}.get(number, number)})
+        text = request.query.get("id", "")
+        # A query has text. `int` would also read " 1" and "1_0" as numbers, so the text is looked
+        # up among those of the open sessions, and `_find` refuses any other.
+        numbers = {str(number): number for number in self._open}
+        opened = self._find({"id": numbers.get(text, text)})
         return web.json_response(opened.observation)
 
     def _find(self, fields: dict[str, Any]) -> _OpenSession:

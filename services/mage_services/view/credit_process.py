@@ -78,9 +78,10 @@ class CreditCache:
         """Forget the failures of a run, so that `get` requests these steps again: the run's index
         has grown.
         """
-        for key in [key for key, (_, fault) in self._known.items() if fault]:
-            if key[0] == str(run.root):
-                del self._known[key]
+        failed = [key for key, (_, fault) in self._known.items() if fault]
+        for root, step in failed:
+            if root == str(run.root):
+                del self._known[root, step]
 
     async def listen(self) -> None:
         """Keep answers until the process ends. Cancellation leaves the process as it is.

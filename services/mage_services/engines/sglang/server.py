@@ -287,7 +287,8 @@ class Server:
             self._use(message.version, Path(message.path))
             return ""
         not_repaired = ""
-        for version, path in dict.fromkeys(((self._version, self._good_path), self._first)):
+        previous = self._version, self._good_path
+        for version, path in dict.fromkeys([previous, self._first]):  # once if both are the same
             try:
                 repair = await self._loader.prepare(version, on_disk(path))
                 not_repaired = await repair()
