@@ -194,6 +194,26 @@ def test_a_warm_start_that_taught_nothing_is_found(tmp_path) -> None:
         assert len(evidence) == is_idle, point
 
 
+def test_memory_that_a_tiny_model_does_not_use_calls_for_a_warm_start_if_there_was_none(
+    tmp_path,
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+
+    def remedy(*settings: str, is_cloned: bool) -> str:
+        make_run(run, settings=settings)
+        evaluation = json.loads(run.evaluation.read_text())
+        evaluation["sets"]["heldout_blind"] = evaluation["sets"]["heldout"]
+        run.evaluation.write_text(json.dumps(evaluation))
+        record = json.dumps({"origin": "", "fault": "", "cure": ""} if is_cloned else {})
+        run.warm_start.write_text(record)
+        (found,) = (each for each in examine(read_records(run)) if each.name == "memory_unused")
+        return found.remedy
+
+    assert remedy(is_cloned=True).startswith("Train for more learner.steps.")
+    for settings in (["warm_start=none"], ["warm_start.kind=win_stay"]):
+        assert remedy(*settings, is_cloned=False).startswith("The run began without a warm start:")
+
+
 def test_a_class_that_was_edited_between_two_starts_is_named(tmp_path) -> None:
     run = RunDirectory(tmp_path / "run")
     make_run(run)
