@@ -506,8 +506,9 @@ BEFORE_TRAINING = "before training"
 
 def worse_note(summary: Mapping[str, Any]) -> str:
     """Return a sentence if the evaluated policy earns less in the last held-out episode than
-    before training, or than win-stay, lose-shift, by more than the intervals, or if it does not
-    earn more than random play in an environment that states no references; "" otherwise.
+    before training, or than win-stay, lose-shift, by more than the intervals; if it does not
+    earn more than random play in an environment that states no references; or if a finished run
+    does not earn more than before training. "" otherwise.
     """
     if not (score := summary.get("evaluation", {}).get("heldout")):
         return ""
@@ -523,7 +524,7 @@ def worse_note(summary: Mapping[str, Any]) -> str:
         is_played = "random" in references and references <= PLAYED_REFERENCES
         # The interval of a single trial is NaN, and shows nothing.
         if not is_played or not _gap(own, rows["random"]) <= 0:
-            return ""
+            return _nothing_added(summary, own)
         digits = num_decimals([own.values[-1], rows["random"].values[-1]])
         risen = [row for row in known if row.label == BEFORE_TRAINING and _gap(own, row) > 0]
         return (
@@ -543,6 +544,42 @@ def worse_note(summary: Mapping[str, Any]) -> str:
     return (
         f"step {evaluated} earns {own.values[-1]:+.{digits}f} in the last held-out episode, less "
         f"than {names}{'' if best in (None, evaluated) else cure}"
+    )
+
+
+def _nothing_added(summary: Mapping[str, Any], own: EpisodeRow) -> str:
+    """Return a sentence with the likely cause and a cure if a finished run does not earn more in
+    the last held-out episode than before training, by the intervals; "" otherwise.
+
+    Args:
+        own: Held-out returns of the evaluated policy, which does not earn less than before.
+    """
+    if not summary["complete"] or "before_training" not in summary:
+        return ""
+    before = score_row(BEFORE_TRAINING, summary["before_training"])
+    if not _gap(own, before) <= 0:  # also where a half-width of a single trial is NaN
+        return ""
+    most, units = (summary["environment"].get(name) for name in ("max_return", "units"))
+    train = summary["evaluation"].get("train")
+    half = (before.half_widths or [0.0])[-1]
+    if most is not None and before.values[-1] + half >= most / units:
+        cause = "the task was solved already. Choose harder ones"
+    elif train and _gap(score_row("", train), own) > 0:
+        cause = (
+            "tasks of training are learned by heart, and earn more. Train on more of them, or for "
+            "fewer learner.steps"
+        )
+    else:
+        cause = (
+            "`mage doctor RUN_DIR` looks for a cause. If it finds none, raise learner.steps or "
+            "learner.learning_rate; evaluation.trials and evaluation.final_trials narrow the "
+            "intervals"
+        )
+    digits = num_decimals([own.values[-1], before.values[-1]])
+    return (
+        f"step {summary.get('evaluated_step')} earns {own.values[-1]:+.{digits}f} in the last "
+        f"held-out episode, no more than before training, {before.values[-1]:+.{digits}f}, by "
+        f"their intervals: {cause}"
     )
 
 

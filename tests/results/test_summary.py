@@ -1,6 +1,7 @@
 """A run in one JSON document."""
 
 import json
+import math
 import tracemalloc
 
 import pytest
@@ -160,6 +161,31 @@ def test_version_0_and_win_stay_are_rows_where_an_environment_states_none_and_a_
     assert not worse_note(summary)
     summary["references"]["heldout"] = {"random": [0.0] * 3, "best": [1.0] * 3}
     assert not worse_note(summary)
+
+
+def test_a_finished_run_that_adds_nothing_to_version_0_says_so_with_the_likely_cause(make_run):
+    run = make_run(steps=80)
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    halves = [0.05] * 3
+
+    def note(before, heldout, train):
+        summary["before_training"] = {"return_by_episode": [before], "ci95_by_episode": [0.05]}
+        for name, last in (("heldout", heldout), ("train", train)):
+            returns = {"return_by_episode": [0.0, 0.0, last], "ci95_by_episode": halves}
+            summary["evaluation"][name] |= returns
+        return worse_note(summary)
+
+    said = "step 80 earns +0.550 in the last held-out episode, no more than before training, +0.500"
+    assert note(0.5, 0.55, 0.5).startswith(f"{said}, by their intervals: `mage doctor RUN_DIR` ")
+    assert "tasks of training are learned by heart" in note(0.5, 0.55, 0.8)
+    assert "the task was solved already" in note(0.98, 1.0, 1.0)
+    assert note(0.5, 0.6, 0.5) == ""
+    halves[-1] = math.nan  # of a single trial
+    assert note(0.5, 0.55, 0.5) == ""
+    halves[-1] = 0.05
+    assert "less than before training" in note(0.5, 0.4, 0.5)
+    summary["complete"] = False
+    assert note(0.5, 0.55, 0.5) == ""
 
 
 def test_points_that_the_curve_lacks_are_counted_with_the_reason(make_run):
