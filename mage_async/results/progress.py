@@ -302,7 +302,7 @@ def sentence(progress: Progress) -> str:
         if progress.doing == "batch not full" and progress.turns and not progress.turns_per_s:
             parts.append(
                 f"nothing was sampled in the last {WINDOW_S:g} s: calls of the environment, or the "
-                "engine, do not answer"
+                "engine, do not answer, or other programs take the processor"
             )
     if progress.mean_return is not None:
         digits = num_decimals([progress.mean_return])

@@ -137,6 +137,11 @@ def test_a_sentence_leaves_out_what_is_not_known() -> None:
         "8 groups in flight; no turn was sampled yet: an engine that is starting answers when it "
         "is ready"
     )
+    silent = replace(unknown, turns_per_s=0.0, tokens_per_s=0.0)
+    assert sentence(silent).endswith(
+        "; nothing was sampled in the last 30 s: calls of the environment, or the engine, do not "
+        "answer, or other programs take the processor"
+    )
     assert sentence(replace(unknown, num_actors=0)) == (
         "step 1/60 waits for trials, for 41 s: no actor is connected yet"
     )
