@@ -22,7 +22,7 @@ from mage_async.trajectory import Trial
 #     record         written when                                  then
 #     SegmentHeader  a learner begins, or a segment is full        -
 #     Granted        a group is granted, or granted again          the actor is sent the grant
-#     TrialResult    a trial is taken in                           it is acknowledged
+#     TrialResult    a trial is accepted                           it is acknowledged
 #     Dropped        a group is dropped                            -
 #     Commit         a step was computed                           its version is published
 #     Published      its weights are on disk                       -
