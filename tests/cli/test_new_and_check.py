@@ -88,9 +88,10 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
     assert main(["check", "--config", "vault.toml"]) == 0
     said = capsys.readouterr().out
     for part in (
-        "legal_actions 3, such as red",
+        "legal_actions   3, such as red",
         "returns have bounds, with max_return",
-        "  script        no warm start",
+        "  script          no warm start",
+        "  interchangeable each training task has the same words",
         "the first 5 turns",
         "  <|user|> episode 1 room 1<|assistant|><action>",
         "  random   +",
@@ -276,8 +277,8 @@ def test_a_pattern_is_played_and_judged_like_the_list_of_its_actions(
     warm = FromWinStay(trials=1)
     _, origin, _ = examples_to_clone(config, warm, vault, untimed)
     assert f"  win-stay {origin.partition(': ')[2]}\n" in said["Listed"]
-    assert "  legal_pattern (iron|salt|wax) [1-5] " in said["Pattern"]
-    assert "  legal_actions 30, such as " in said["Listed"]
+    assert "  legal_pattern   (iron|salt|wax) [1-5] " in said["Pattern"]
+    assert "  legal_actions   30, such as " in said["Listed"]
     # Each of the two declarations makes the other one unnecessary.
     assert "any text is an action" not in said["Pattern"]
     assert "no pattern of actions" not in said["Listed"]
@@ -361,7 +362,7 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     said, error = capsys.readouterr()
     assert "ready: " not in said
     assert 'has no `words`, of which policy.kind = "tiny" is built' in error
-    assert "words         open text: only a pretrained model can play" in said
+    assert "words           open text: only a pretrained model can play" in said
     # The model's first prompt needs no action.
     assert re.search(r"of made-up answers, as the model .*:\n.* Say anything\.\n", said)
     assert " episode 1 go on" in said
@@ -389,9 +390,9 @@ def test_what_a_class_declares_as_none_is_not_declared(
     (vault / "open_text.py").write_text(OPEN + "\n" + none)
     assert main(["check", "open_text:Open", "--set", "policy.source=a/model"]) == 0
     said = capsys.readouterr().out
-    assert "legal_actions any text is an action" in said
-    assert "words         open text: only a pretrained model can play" in said
-    assert "script        no warm start by a script" in said
+    assert "legal_actions   any text is an action" in said
+    assert "words           open text: only a pretrained model can play" in said
+    assert "script          no warm start by a script" in said
 
 
 def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are_said(

@@ -98,6 +98,8 @@ PARTS = (
     ("close", "called once for each object", "nothing is closed"),
 )
 """Optional parts of a class: name, effect if it is declared, and effect if it is not."""
+_NAME_WIDTH = max(len(name) for name, _, _ in PARTS) + 1
+"""Columns of a part's name in the listing of parts, with a space after the longest."""
 LEGAL_PARTS = {"legal_actions", "legal_pattern"}
 """Two parts of which one is enough: if a class declares one, the other is not listed as missing."""
 
@@ -412,10 +414,11 @@ def _print_declared(environment: "Environment") -> None:
         rows.insert(0, ("tools", _shortened(names), "only a pretrained model can play"))
     print("declared:")
     for name, value, switched_on in rows:
-        print(f"  {name:<14}{value:<32}{switched_on}")
+        print(f"  {name:<{_NAME_WIDTH}}{value:<32}{switched_on}")
     counts = Counter(getattr(kind, "words", ()))
     if twice := [word for word, count in counts.items() if count > 1]:
-        print(f"  {'':<14}words lists {', '.join(twice)} more than once, which has no effect")
+        indent = " " * (2 + _NAME_WIDTH)
+        print(f"{indent}words lists {', '.join(twice)} more than once, which has no effect")
     print("not declared:")
     needless = LEGAL_PARTS if declared & LEGAL_PARTS else set()
     for name, _, without in PARTS:
@@ -423,7 +426,7 @@ def _print_declared(environment: "Environment") -> None:
             continue
         if name == "script" and environment.tools:
             without = "no warm start by a script"
-        print(f"  {name:<14}{without}")
+        print(f"  {name:<{_NAME_WIDTH}}{without}")
 
 
 def _value(declared: Any) -> str:
