@@ -149,7 +149,7 @@ def test_the_catalogue_says_who_has_a_second_seat() -> None:
         ([], 'add "seat" to advantage.baseline'),
         ([SEATS, "admission.trials_per_group=2"], "must be even and at least 4, got 2"),
         ([SEATS, "admission.trials_per_group=7"], "must be even and at least 4, got 7"),
-        ([SEATS, "population.rivals=0.7"], r"got 0.7 \+ 0.5, at most 1"),
+        ([SEATS, "population.rivals=0.7"], r"at most 1: got 0.7 \+ 0.5"),
         ([SEATS, "trial.stop_on_success=true"], "trial.stop_on_success is for one agent"),
         ([SEATS, "methods.graph_memory.strategies=1"], "methods.graph_memory is for one agent"),
         ([SEATS, "methods.metacure.information_bonus=0.1"], "information_bonus is for one agent"),
