@@ -113,14 +113,19 @@ class ResetStepPlay(SlowPlay):
         self.history: list[tuple[str, str]] = []
         """Actions, each with the observation that followed it."""
         facts, seed = environment.facts, environment.seed_of(task)
-        self.exchange = environment.exchange_of(seed)
-        """Words that this trial reads and writes instead of the class's own; None: the same."""
         super().__init__(UserObject(environment), facts.name, task, episode, seed, facts.max_turns)
 
     @property
     def last(self) -> str:
         """The last observation."""
         return self.history[-1][1] if self.history else self._observation
+
+    @cached_property
+    def exchange(self) -> Exchange | None:
+        """Words that this trial reads and writes instead of the class's own; None: the same."""
+        # Only scripts and Bayes filters ask for it.
+        seed, *_ = self._request_fields
+        return self._environment.exchange_of(seed)
 
     def own_last(self) -> str:
         """Return the last observation in the class's own words."""
@@ -919,8 +924,8 @@ class ResetStep(Environment):
             raise ConfigError(
                 f"environment {self._name!r}: `interchangeable` {fault}{place_of(self.kind)}"
             )
-        stored = attribute_names(self.kind.__mro__, "STORE")
-        if getattr(self.kind, "legal_pattern", None) is not None or "legal_pattern" in stored:
+        pattern = getattr(self.kind, "legal_pattern", None)
+        if pattern is not None or "legal_pattern" in self.set_by_methods:
             raise ConfigError(
                 f"environment {self._name!r}: `interchangeable` words cannot be exchanged in a "
                 f"`legal_pattern`: list `legal_actions`, or leave one out{place_of(self.kind)}"
