@@ -373,6 +373,17 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     assert "held-out tasks are not compared: no `legal_actions`, `legal_pattern` or `words`" in said
 
 
+def test_each_part_of_a_mix_is_named_above_what_is_said_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = '[{name = "boxes"}, {name = "boxes", label = "unseen", share = 0}]'
+    assert main(["check", "mix", "--set", f"environment.options.parts={parts}"]) == 0
+    printed = capsys.readouterr().out
+    begins = [printed.index(f"part '{label}' of the mix:") for label in ("boxes", "unseen")]
+    first_turns = [found.start() for found in re.finditer("the first 5 turns", printed)]
+    assert begins[0] < first_turns[0] < begins[1] < first_turns[1]
+
+
 def test_tokens_of_a_trial_are_not_counted_without_a_model(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -165,8 +165,14 @@ def _check(given: _CheckArguments, runner: "Runner") -> None:
         ConfigError, PolicyError: a run with this environment, or this model, could not start; the
             message says what to change.
     """
-    from mage_async.assembly import check_context_length, check_keys, named_parts
+    from mage_async.assembly import (
+        check_context_length,
+        check_keys,
+        environment_of,
+        named_parts,
+    )
     from mage_async.environments.agent import AgentTasks
+    from mage_async.environments.mix import Mix
     from mage_services.actor.preflight import check_model_files
     from mage_services.actor.rehearsal_runner import rehearse_all
     from mage_services.api.start_to_report import check_start
@@ -181,7 +187,10 @@ def _check(given: _CheckArguments, runner: "Runner") -> None:
         check_length = partial(check_context_length, config)
         unless_a_call_hangs(check_length, deadline_s, say, runner)
     play = _Play(printed, say, deadline_s, runner, time.monotonic() + TOTAL_S)
-    for name, part in named_parts(config):
+    environment = environment_of(config)
+    for index, (name, part) in enumerate(named_parts(config)):
+        if isinstance(environment, Mix):
+            print(f"part {environment.parts[index].label!r} of the mix:")
         if isinstance(part, AgentTasks):
             print(f"{name} is a program, which only a run can play: `{_first_step(given)}`")
             continue
