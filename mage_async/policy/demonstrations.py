@@ -58,8 +58,8 @@ from mage_async.trials.win_stay import (
     Comparison,
     Rule,
     best_rule,
+    known_actions,
     player_of,
-    repeated_wins,
 )
 
 TEMPLATE_WEIGHT = 0.1
@@ -162,7 +162,7 @@ def examples_to_clone(
         rule, units = compared.rule, environment_of(config).facts.units
         origin = f"{origin}, to {rule}: {compared.sentence(units)}"
         weight = WIN_STAY_TEMPLATE_WEIGHT if is_tiny else 0.0
-        return win_stay_examples(trials, rule, words, weight), origin, rule
+        return win_stay_examples(trials, rule, words, weight, chat), origin, rule
     if isinstance(warm, FromBest):
         trials = best_trials(config, warm, directory, chat)
     else:
@@ -333,7 +333,7 @@ def compare_win_stay(
             )
     if min(seconds) > QUICK_S:
         return f"each of {len(seconds)} trials of random play took over {QUICK_S} s"
-    found = best_rule(lambda player: (trial for trial, _ in play(player)))
+    found = best_rule(lambda player: (trial for trial, _ in play(player)), chat.decode)
     if found is None:
         return (
             f"fewer than {LEAST_COMPARED} of {NUM_COMPARED} trials of random play, or of the "
@@ -399,7 +399,11 @@ def _example(trial: Trial, number: int, words: Collection[int], template_weight:
 
 
 def win_stay_examples(
-    trials: Sequence[Trial], rule: Rule, words: Collection[int], template_weight: float
+    trials: Sequence[Trial],
+    rule: Rule,
+    words: Collection[int],
+    template_weight: float,
+    chat: ChatFormat,
 ) -> list[Example]:
     """Return the contexts of trials that were played by a rule of win-stay, lose-shift.
 
@@ -409,7 +413,8 @@ def win_stay_examples(
     """
     found = list[Example]()
     for trial in trials:
-        examples, wins = examples_of([trial], words, template_weight), repeated_wins(trial, rule)
+        examples = examples_of([trial], words, template_weight)
+        known = known_actions(trial, rule, chat.decode)
         for example in examples:
             example.weights[example.episodes >= 0] = OBSERVED_WEIGHT
             example.episodes[:] = -1
@@ -418,9 +423,10 @@ def win_stay_examples(
                 continue
             sampled = np.flatnonzero(trial.segments[turn.segment].is_sampled[: turn.stop])
             sampled = sampled[sampled >= turn.start]
-            # 1 for a repeated win, 0 for another action: the gate compares the losses of both.
-            examples[turn.segment].episodes[sampled] = number in wins
-            if number not in wins:
+            # 1 for an action that the context shows to be good, 0 for one that is only tried: the
+            # gate compares the losses of both.
+            examples[turn.segment].episodes[sampled] = number in known
+            if number not in known:
                 examples[turn.segment].weights[sampled] = TRIED_WEIGHT
         found += examples
     return found

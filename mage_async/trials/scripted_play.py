@@ -76,8 +76,14 @@ class RandomScript:
 class TurnReader(Protocol):
     """Read the turns of a trial and their rewards: a protocol of scripts that need them."""
 
-    def read(self, turns: Sequence[Turn], episode: int) -> None:
-        """Read the turns of the trial so far; `episode` is the current one."""
+    def read(self, turns: Sequence[Turn], episode: int, answer: str) -> None:
+        """Read the turns of the trial so far, before each choice.
+
+        Args:
+            episode: Number of the current episode.
+            answer: Text after the last turn's completion, which may end with the next observation;
+                "" where a new context begins.
+        """
         ...
 
 
@@ -180,12 +186,16 @@ def scripted_trial(
         script = GuidedScript(script, dict(guidance.decisions))
     try:
         make_calls(run)  # calls the environment's methods, here and after each answer
+        context = ""
         while (prompt := run.next_prompt()) is not None:
+            if reader is not None:
+                is_continued = prompt.context == context
+                after = prompt.tokens[run.turns[-1].stop :] if is_continued else prompt.tokens[:0]
+                reader.read(run.turns, run.episode, chat.decode(after.tolist()))
+            context = prompt.context
             answer = _answer(run, prompt, script, words, chat, config.parser, notes)
             run.receive(_completion(answer))
             make_calls(run)
-            if reader is not None:
-                reader.read(run.turns, run.episode)
         return run.trial()
     finally:
         # After a whole trial nothing is left to close.

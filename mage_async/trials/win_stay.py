@@ -5,7 +5,8 @@ The player repeats an action that paid in an earlier episode, and tries another 
 count as the same place, and what counts as an action's pay; actions are compared within a place.
 All rules are played and compared, because none of them is the best for all tasks. For a bandit,
 whose best arm is the same at every turn, all turns are one place; for boxes that each open with a
-button of their own, each box is a place.
+button of their own, each box is a place. Where answers name other actions ("no, it was the red
+one"), rules that take the named action are compared too.
 
 Trials of the best rule teach a model with random weights to look up its earlier episodes, which RL
 alone discovers late and suddenly.
@@ -14,6 +15,7 @@ alone discovers late and suddenly.
 import itertools
 import math
 import random
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -22,7 +24,7 @@ from typing import Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Play
 from mage_async.errors import ConfigError
-from mage_async.trajectory import Kind, Trial, Turn, num_decimals
+from mage_async.trajectory import Decode, Kind, Trial, Turn, num_decimals, turn_texts
 from mage_async.trials.scripted_play import Player, random_play
 
 Place = Literal["anywhere", "turn", "state", "last_word", "first_word"]
@@ -42,8 +44,12 @@ LEAST_RECURRENCE = 2.0
 compared as places. The tiny model did not learn in 800 steps to look up which of 20 numbers it had
 met, each 1.5 times in a trial, though a rule by numbers earned most. It learned to look up words
 that it met three times."""
+LEAST_NAMED = 0.1
+"""Share of the actions of random play whose answer has to name one other action, for rules that
+follow answers to be compared. In a class of guests who say what they want instead it is 0.8."""
 NUM_PLAYED = NUM_COMPARED * (1 + len(get_args(Place)) * len(get_args(Pay)))
-"""Number of trials that are played to find the best rule, those of random play included."""
+"""Number of trials that are played to find the best rule, those of random play included. Where
+answers name other actions, the rules are twice as many."""
 
 
 _WHERE: dict[Place, str] = {
@@ -63,9 +69,13 @@ class Rule:
     pay: Pay
     usual: float
     """Mean pay of an action of random play; an action that earned more has won."""
+    follows_answers: bool = False
+    """Whether an action is taken that the last answer in its place named, if no action has won
+    there."""
 
     def __str__(self) -> str:
-        return f"repeat what earned a good {self.pay} {_WHERE[self.place]}"
+        otherwise = ", or take what the answer named" if self.follows_answers else ""
+        return f"repeat what earned a good {self.pay} {_WHERE[self.place]}{otherwise}"
 
     def place_of(self, state: str, index: int) -> Hashable:
         """Return the place of an action.
@@ -88,7 +98,8 @@ class Rule:
 class WinStay:
     """Repeat the best-paid action of a place if its mean pay there is above `Rule.usual`; otherwise
     take an action that is untried in this place, or the best-paid one if all were tried. Of equally
-    well paid ones it takes the one that it tried first.
+    well paid ones it takes the one that it tried first. With `Rule.follows_answers`, an untried
+    action is taken that the last answer in this place named, if it named no other one.
 
     Args:
         source: random source of the choice among untried actions.
@@ -100,19 +111,25 @@ class WinStay:
         self._source, self._rule, self._words = source, rule, words
         self._pays: defaultdict[Hashable, dict[str, list[float]]] = defaultdict(dict)
         """What each action earned each time, by place and action."""
+        self._answers: dict[Hashable, str] = {}
+        """Text that followed the last action in each place."""
         self._actions: list[Turn] = []
         """Actions of the current episode."""
         self._num_read = 0
         """Number of the trial's turns that were read."""
 
-    def read(self, turns: Sequence[Turn], episode: int) -> None:
-        """Learn from the turns of the trial so far; `episode` is the number of the current
-        episode.
+    def read(self, turns: Sequence[Turn], episode: int, answer: str) -> None:
+        """Learn from the turns of the trial so far.
+
+        Args:
+            episode: Number of the current episode.
+            answer: Text after the last turn's completion.
         """
         for turn in itertools.islice(turns, self._num_read, None):
             if turn.kind is not Kind.ACT:
                 continue
             self._actions.append(turn)
+            self._answers[self._rule.place_of(turn.anchor, turn.index)] = answer
             if self._rule.pay == "reward":  # known at once; a return is known at the end
                 self._add(turn, turn.reward)
         self._num_read = len(turns)
@@ -142,12 +159,23 @@ class WinStay:
         best = max(known, key=known.__getitem__, default="")
         if not untried or (known and known[best] > self._rule.usual):
             return best
-        return self._source.choice(untried)
+        named = self._named(play.anchor, len(self._actions), untried)
+        return named[0] if len(named) == 1 else self._source.choice(untried)
 
-    def is_win(self, turn: Turn) -> bool:
-        """Return whether a turn that has not been read repeats an action that won."""
+    def is_known(self, turn: Turn) -> bool:
+        """Return whether a turn that has not been read repeats an action that won, or takes one
+        that an answer named.
+        """
         known = self._mean_pays(turn.anchor, turn.index)
-        return known.get(turn.action, -math.inf) > self._rule.usual
+        if turn.action in known:
+            return known[turn.action] > self._rule.usual
+        return bool(self._named(turn.anchor, turn.index, [turn.action]))
+
+    def _named(self, state: str, index: int, actions: Sequence[str]) -> list[str]:
+        """Return those actions that the last answer in a place names, if the rule follows it."""
+        if not self._rule.follows_answers:
+            return []
+        return names(self._answers.get(self._rule.place_of(state, index), ""), actions)
 
     def _mean_pays(self, state: str, index: int) -> dict[str, float]:
         """Return the mean pay of each action that was taken in a place."""
@@ -164,12 +192,32 @@ def player_of(rule: Rule) -> Player:
     return lambda environment, source: WinStay(source, rule, environment.facts.words)
 
 
-def repeated_wins(trial: Trial, rule: Rule) -> frozenset[int]:
-    """Return the indices of the turns of a trial that repeat an action that won."""
+def names(text: str, actions: Iterable[str]) -> list[str]:
+    """Return those actions that a text has as whole words."""
+    return [each for each in actions if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text)]
+
+
+def answers_of(trial: Trial, decode: Decode) -> list[str]:
+    """Return the text after each turn's completion, up to the next completion; "" after the last
+    turn of a context, such as one that ends with notes.
+    """
+    texts, ending = turn_texts(trial, decode)
+    following = zip(trial.turns, trial.turns[1:], texts[1:], strict=False)
+    answers = [
+        text.observation if turn.segment == after.segment else "" for turn, after, text in following
+    ]
+    return [*answers, ending]
+
+
+def known_actions(trial: Trial, rule: Rule, decode: Decode) -> frozenset[int]:
+    """Return the indices of the turns of a trial that repeat an action that won or, by a rule that
+    follows answers, take one that an answer named.
+    """
     player, found = WinStay(random.Random(), rule, ()), set[int]()
-    for number, turn in enumerate(trial.turns):
-        player.read(trial.turns[:number], turn.episode)
-        if turn.kind is Kind.ACT and player.is_win(turn):
+    answers = answers_of(trial, decode) if rule.follows_answers else [""] * len(trial.turns)
+    for number, (turn, answer) in enumerate(zip(trial.turns, ["", *answers], strict=False)):
+        player.read(trial.turns[:number], turn.episode, answer)
+        if turn.kind is Kind.ACT and player.is_known(turn):
             found.add(number)
     return frozenset(found)
 
@@ -180,9 +228,15 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
     return sums[::-1]
 
 
-SURE = 2.92
-"""Number of standard errors by which a rule has to earn more. It keeps the probability of an error
-at 5 % by Student's t of `NUM_COMPARED` trials, although the best of ten rules is judged."""
+def _standard_errors(num_rules: int, num_trials: int) -> float:
+    """Return the number of standard errors by which the best rule has to earn more.
+
+    The number keeps the probability of an error at 5 %, although the best of several rules is
+    judged (Bonferroni's correction): it is the quantile of Student's t, by its expansion around
+    that of the normal distribution (Abramowitz and Stegun 26.7.5).
+    """
+    normal = statistics.NormalDist().inv_cdf(1 - 0.025 / num_rules)
+    return normal + (normal**3 + normal) / (4 * (num_trials - 1))
 
 
 class Comparison(NamedTuple):
@@ -199,6 +253,8 @@ class Comparison(NamedTuple):
     """Return of the last episode minus that of the first; None if there is one episode."""
     num_tasks: int
     """Number of tasks that the rule played."""
+    num_rules: int = 1
+    """Number of rules that were compared."""
     is_complete: bool = True
     """Whether each trial of each player ended in time and without a fault. If so, another start
     finds the same."""
@@ -206,7 +262,7 @@ class Comparison(NamedTuple):
     @property
     def beats_chance(self) -> bool:
         """Whether the rule clearly earns more than random play."""
-        return _is_clear(self.lead)
+        return self._is_clear(self.lead)
 
     @property
     def is_better(self) -> bool:
@@ -217,7 +273,12 @@ class Comparison(NamedTuple):
         episodes, and may leave it nothing to explore: with two actions, a policy that was cloned
         from such a rule began with an entropy of 0.02 nats.
         """
-        return self.beats_chance and (self.gain is None or _is_clear(self.gain))
+        return self.beats_chance and (self.gain is None or self._is_clear(self.gain))
+
+    def _is_clear(self, difference: tuple[float, float]) -> bool:
+        """Return whether a mean is above 0, and not by luck."""
+        mean, half_width = difference
+        return mean > _standard_errors(self.num_rules, self.num_tasks) * half_width / 1.96
 
     def sentence(self, units: float) -> str:
         """Return the comparison in words, with returns per unit."""
@@ -240,19 +301,14 @@ class Comparison(NamedTuple):
         return text
 
 
-def _is_clear(difference: tuple[float, float]) -> bool:
-    """Return whether a mean is above 0 by more than `SURE` standard errors."""
-    mean, half_width = difference
-    return mean > SURE * half_width / 1.96
-
-
-def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
+def best_rule(play: Callable[[Player], Iterable[Trial]], decode: Decode) -> Comparison | None:
     """Return the rule that earns most in its last episodes; rules worth cloning (`is_better`) come
     before all others. Returns None if one of the players plays fewer than `LEAST_COMPARED` trials.
 
     Args:
         play: plays up to `NUM_COMPARED` trials of a player, fewer if trials fail or take too long.
             Each call plays the same tasks, and trials of one call have different `index`.
+        decode: decodes tokens of the trials.
     """
     by_random = list(play(random_play))
     if len(by_random) < LEAST_COMPARED:
@@ -270,8 +326,14 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
     found, is_complete = list[Comparison](), len(by_random) == NUM_COMPARED
     # Of rules that earn the same, the first one is kept.
     actions = [[turn for turn in trial.turns if turn.kind is Kind.ACT] for trial in by_random]
-    for place, (pay, mean) in itertools.product(_places(actions), usual.items()):
-        rule = Rule(place, pay, mean)
+    follows = [False, True] if _share_named(by_random, decode) >= LEAST_NAMED else [False]
+    rules = [
+        Rule(place, pay, mean, follows_answers)
+        for follows_answers in follows
+        for place in _places(actions)
+        for pay, mean in usual.items()
+    ]
+    for rule in rules:
         earned = {trial.index: trial.episode_rewards() for trial in play(player_of(rule))}
         leads = [earned[index][-1] - last[index] for index in earned if index in last]
         if len(leads) < LEAST_COMPARED:
@@ -280,10 +342,23 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Comparison | None:
         by_rule = _mean([returns[-1] for returns in earned.values()])
         by_chance = _mean(list(last.values()))
         gain = _mean(gains) if len(gains) > 1 else None
-        found.append(Comparison(rule, by_rule, by_chance, _mean(leads), gain, len(earned)))
+        lead = _mean(leads)
+        found.append(Comparison(rule, by_rule, by_chance, lead, gain, len(earned), len(rules)))
         is_complete &= len(earned) == NUM_COMPARED
     best = max(found, key=lambda each: (each.is_better, each.by_rule[0]))
     return best._replace(is_complete=is_complete)
+
+
+def _share_named(trials: Sequence[Trial], decode: Decode) -> float:
+    """Return the share of actions whose answer names exactly one other action of these trials."""
+    actions = {turn.action for trial in trials for turn in trial.turns if turn.kind is Kind.ACT}
+    named = [
+        len(names(answer, actions - {turn.action})) == 1
+        for trial in trials
+        for turn, answer in zip(trial.turns, answers_of(trial, decode), strict=True)
+        if turn.kind is Kind.ACT
+    ]
+    return statistics.fmean(named)
 
 
 def _places(trials: Sequence[Sequence[Turn]]) -> list[Place]:

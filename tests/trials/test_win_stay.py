@@ -35,7 +35,7 @@ from mage_async.trials.win_stay import (
     Rule,
     best_rule,
     player_of,
-    repeated_wins,
+    known_actions,
 )
 from mage_services.actor.evaluator import played_references
 from mage_services.processes.process import in_time
@@ -109,6 +109,17 @@ class Crowd(Asked):
         self.arms = dict(zip(self.trees, random.Random(task).choices(ARMS, k=20), strict=True))
         self.left = random.Random(f"{seed}-{episode}").sample(self.trees, 3)
         return self.left[0]
+
+
+class Told(Asked):
+    """The same, and be told the right arm after a wrong one."""
+
+    words = (*ARMS, *TREES, "right", "no", "over")
+
+    def step(self, action):
+        arm = self.arms[self.left[0]]
+        said, reward, is_over = super().step(action)
+        return said.replace("nothing", f"no {arm}").replace("paid", "right"), reward, is_over
 
 
 class Late(Boxes):
@@ -198,7 +209,7 @@ def player(kind, chat, guidance=None):
 )
 def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     play = player(kind, chat)
-    found = best_rule(play)
+    found = best_rule(play, chat.decode)
     rule = found.rule
     assert found.is_better
     assert (rule.place, rule.pay) == (place, "reward")
@@ -209,7 +220,20 @@ def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     assert found.lead[0] == pytest.approx(earned[-1] - by_random[-1])
 
 
-@pytest.mark.parametrize(("kind", "num_rules"), [(Arms, 6), (Boxes, 6), (Asked, 10), (Crowd, 6)])
+def test_a_rule_takes_what_the_answer_to_a_wrong_action_named(chat):
+    play = player(Told, chat)
+    found = best_rule(play, chat.decode)
+    assert found.rule == Rule("last_word", "reward", found.rule.usual, follows_answers=True)
+    for trial in play(player_of(found.rule), 20):
+        # The answer to the last action of an episode is read too.
+        assert trial.episode_rewards()[1:] == [3.0, 3.0]
+        known = known_actions(trial, found.rule, chat.decode)
+        assert known == {number for number, turn in enumerate(trial.turns) if turn.episode}
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_rules"), [(Arms, 6), (Boxes, 6), (Asked, 10), (Crowd, 6), (Told, 20)]
+)
 def test_rules_that_cannot_differ_or_be_learned_are_not_played(chat, kind, num_rules):
     play, made = player(kind, chat), []
 
@@ -217,17 +241,17 @@ def test_rules_that_cannot_differ_or_be_learned_are_not_played(chat, kind, num_r
         made.append(each)
         return play(each)
 
-    assert best_rule(counted) is not None
+    assert best_rule(counted, chat.decode) is not None
     assert len(made) == 1 + num_rules  # and random play
 
 
 def test_a_reward_at_the_end_of_an_episode_is_that_of_its_actions(chat):
-    assert best_rule(player(Late, chat)).rule.pay == "return"
+    assert best_rule(player(Late, chat), chat.decode).rule.pay == "return"
 
 
 def test_no_rule_is_better_than_random_play_where_pay_is_luck(chat):
     random.seed(0)
-    assert not best_rule(player(Luck, chat)).is_better
+    assert not best_rule(player(Luck, chat), chat.decode).is_better
 
 
 @pytest.mark.parametrize("has_few", [True, False])
@@ -236,7 +260,7 @@ def test_no_rule_is_found_in_a_few_trials_of_either_player(chat, has_few):
         is_short = (made is random_play) == has_few
         return player(Arms, chat)(made, LEAST_COMPARED - is_short)
 
-    assert best_rule(play) is None
+    assert best_rule(play, chat.decode) is None
 
 
 def test_a_rule_is_cloned_if_its_lead_and_its_gain_are_clear():
@@ -247,7 +271,7 @@ def test_a_rule_is_cloned_if_its_lead_and_its_gain_are_clear():
         (unclear, clear, False),
         (clear, unclear, False),
     ):
-        found = Comparison(rule, (2.0, 0.5), (1.0, 0.5), lead, gain, 64)
+        found = Comparison(rule, (2.0, 0.5), (1.0, 0.5), lead, gain, 64, num_rules=10)
         assert found.is_better == is_better
         is_said = ", but not clearly more than in its first: +1.0" in found.sentence(1.0)
         assert is_said == (gain == unclear)
@@ -277,9 +301,9 @@ def test_actions_that_are_only_tried_have_little_weight(chat):
     rule = Rule("anywhere", "reward", 0.25)
     trials = list(player(Arms, chat)(player_of(rule), 20))
     words = word_tokens(environment_of(configured(Arms)), chat)
-    examples = win_stay_examples(trials, rule, words, 0.0)
+    examples = win_stay_examples(trials, rule, words, 0.0, chat)
     for trial, example in zip(trials, examples, strict=True):
-        wins, paid = repeated_wins(trial, rule), set()
+        wins, paid = known_actions(trial, rule, chat.decode), set()
         for number, turn in enumerate(trial.turns):
             assert (number in wins) == (turn.action in paid)
             places = np.flatnonzero(trial.segments[0].is_sampled[turn.start : turn.stop])
