@@ -27,10 +27,12 @@ from mage_async.errors import ConfigError
 from mage_async.trajectory import Decode, Kind, Trial, Turn, num_decimals, turn_texts
 from mage_async.trials.scripted_play import Player, random_play
 
-Place = Literal["anywhere", "turn", "state", "last_word", "first_word"]
+Place = Literal["anywhere", "turn", "state", "last_word", "first_word", "asked_words"]
 """Which situations count as the same place: all, those at the same turn of an episode, those with
-the same state (`Play.anchor`), or those whose state has the same last or first word. An observation
-such as "wrong red" often tells in one word what is asked now, and in the others what happened."""
+the same state (`Play.anchor`), those whose state has the same last or first word, or the same words
+among those with which episodes begin. An observation such as "wrong, you find a red box" tells in
+some words what happened, and in the others what is asked now. The observation that begins an
+episode has only the second kind."""
 Pay = Literal["reward", "return"]
 """What an action earned: its turn's reward, or the rewards from its turn to the episode's end."""
 
@@ -58,6 +60,7 @@ _WHERE: dict[Place, str] = {
     "state": "in the same state",
     "last_word": "after the same last word",
     "first_word": "after the same first word",
+    "asked_words": "where the same is asked",
 }
 
 
@@ -69,6 +72,8 @@ class Rule:
     pay: Pay
     usual: float
     """Mean pay of an action of random play; an action that earned more has won."""
+    asked: frozenset[str] = frozenset()
+    """With the place "asked_words": words of the states in which episodes begin."""
     follows_answers: bool = False
     """Whether an action is taken that the last answer in its place named, if no action has won
     there."""
@@ -91,6 +96,7 @@ class Rule:
             "state": state,
             "last_word": words[-1],
             "first_word": words[0],
+            "asked_words": tuple(word for word in words if word in self.asked),
         }
         return places[self.place]
 
@@ -326,11 +332,13 @@ def best_rule(play: Callable[[Player], Iterable[Trial]], decode: Decode) -> Comp
     found, is_complete = list[Comparison](), len(by_random) == NUM_COMPARED
     # Of rules that earn the same, the first one is kept.
     actions = [[turn for turn in trial.turns if turn.kind is Kind.ACT] for trial in by_random]
+    first = (turn for turns in actions for turn in turns if turn.index == 0)
+    asked = frozenset(word for turn in first for word in turn.anchor.split())
     follows = [False, True] if _share_named(by_random, decode) >= LEAST_NAMED else [False]
     rules = [
-        Rule(place, pay, mean, follows_answers)
+        Rule(place, pay, mean, asked if place == "asked_words" else frozenset(), follows_answers)
         for follows_answers in follows
-        for place in _places(actions)
+        for place in _places(actions, asked)
         for pay, mean in usual.items()
     ]
     for rule in rules:
@@ -361,21 +369,25 @@ def _share_named(trials: Sequence[Trial], decode: Decode) -> float:
     return statistics.fmean(named)
 
 
-def _places(trials: Sequence[Sequence[Turn]]) -> list[Place]:
+def _places(trials: Sequence[Sequence[Turn]], asked: frozenset[str]) -> list[Place]:
     """Return the kinds of place to compare: all of them but
 
     - those that tell the turns of these trials apart in the same way as an earlier kind;
-    - words of which a trial meets most only once (see `LEAST_RECURRENCE`).
+    - words of which a trial meets most only once (see `LEAST_RECURRENCE`);
+    - asked words where some states have none.
 
     Args:
         trials: Actions of each trial of random play.
+        asked: See `Rule.asked`.
     """
     found = dict[tuple[int, ...], Place]()
     for place in get_args(Place):
-        rule, numbers = Rule(place, "reward", 0.0), dict[Hashable, int]()
+        rule, numbers = Rule(place, "reward", 0.0, asked), dict[Hashable, int]()
         places = [[rule.place_of(turn.anchor, turn.index) for turn in turns] for turns in trials]
         num_met = sum(len(set(each)) for each in places)
-        is_word = place in ("last_word", "first_word")
+        is_word = place in ("last_word", "first_word", "asked_words")
+        if () in itertools.chain(*places):  # a state without asked words
+            continue
         if is_word and sum(map(len, places)) < LEAST_RECURRENCE * num_met:
             continue
         key = [numbers.setdefault(each, len(numbers)) for of_trial in places for each in of_trial]

@@ -34,8 +34,8 @@ from mage_async.trials.win_stay import (
     Comparison,
     Rule,
     best_rule,
-    player_of,
     known_actions,
+    player_of,
 )
 from mage_services.actor.evaluator import played_references
 from mage_services.processes.process import in_time
@@ -97,6 +97,18 @@ class AskedFirst(Asked):
 
     def said(self, pay):
         return f"{self.left[0] if self.left else 'over'} {pay}"
+
+
+class AskedBetween(Asked):
+    """The same, with what is asked now between other words."""
+
+    words = (*Asked.words, "now", "please")
+
+    def reset(self, seed, task, episode):
+        return f"now {super().reset(seed, task, episode)} please"
+
+    def said(self, pay):
+        return f"{pay} now {self.left[0] if self.left else 'over'} please"
 
 
 class Crowd(Asked):
@@ -205,7 +217,13 @@ def player(kind, chat, guidance=None):
 
 @pytest.mark.parametrize(
     ("kind", "place"),
-    [(Arms, "anywhere"), (Boxes, "turn"), (Asked, "last_word"), (AskedFirst, "first_word")],
+    [
+        (Arms, "anywhere"),
+        (Boxes, "turn"),
+        (Asked, "last_word"),
+        (AskedFirst, "first_word"),
+        (AskedBetween, "asked_words"),
+    ],
 )
 def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     play = player(kind, chat)
