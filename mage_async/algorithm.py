@@ -34,12 +34,11 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
 from mage_async.inference.weights import Weights, as_weights
-from mage_async.learning.adapters import merged_tensors
+from mage_async.learning.lora import merged_tensors
 from mage_async.learning.trainer import trainer_of
 from mage_async.methods.method import Methods
 from mage_async.policy.initial_policy import policy_key, prepare_policy
-from mage_async.policy.load import load_frozen_policies
-from mage_async.policy.lora import load_trained
+from mage_async.policy.load import load_frozen_policies, load_trained
 from mage_async.results.score import Score, score
 from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import (

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.inference": {*NOUNS, "policy.model_files", "trials"},
     "mage_async.learning": {
         *NOUNS, "admission", "assembly", "config", "credit", "environments", "inference",
-        "mage_kernels", "methods.method", "trials",
+        "mage_kernels", "methods.method", "policy.model_files", "trials",
     },
     "mage_async.methods": {
         *NOUNS, "admission", "assembly", "config", "credit", "environments", "learning",

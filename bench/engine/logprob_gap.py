@@ -32,11 +32,10 @@ from mage_async.config.schema import Lora
 from mage_async.inference.arithmetic import Kind
 from mage_async.inference.model import Model, PolicyForward, Rows, forward_together
 from mage_async.inference.weights import as_weights
-from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.forward import head_inputs
+from mage_async.learning.lora import adapted_layers, add_adapters, merged_tensors
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.load import load_policy
-from mage_async.policy.lora import add_adapters
 
 LENGTH = 300
 """Tokens of a scored sequence."""

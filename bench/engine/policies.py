@@ -26,9 +26,8 @@ from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, advance_together
 from mage_async.inference.weight_fingerprint import difference, probe_logprobs
 from mage_async.inference.weights import Weights
-from mage_async.learning.adapters import adapter_tensors
+from mage_async.learning.lora import adapter_tensors, add_adapters
 from mage_async.policy.load import load_policy
-from mage_async.policy.lora import add_adapters
 from mage_async.policy.snapshot import Snapshot, base_of
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.weights.weight_store import WeightFiles

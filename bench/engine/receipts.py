@@ -58,9 +58,8 @@ from mage_async.inference.weight_fingerprint import (
     read_fingerprint,
 )
 from mage_async.inference.weights import as_weights, read_tensors
-from mage_async.learning.adapters import adapted_layers
+from mage_async.learning.lora import adapted_layers, add_adapters
 from mage_async.policy.load import load_policy
-from mage_async.policy.lora import add_adapters
 from mage_async.policy.snapshot import Snapshot, base_of, checked_rows, published_tensors
 from mage_async.policy.weight_digest import is_scored, probe_logprobs
 from mage_services.engines.embedded import EmbeddedEngine

@@ -37,10 +37,10 @@ from bench.lib.learner_process import become_learner
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, batch
 from mage_async.config.schema import Config, Learner, Lora
+from mage_async.learning.lora import add_adapters
 from mage_async.learning.packing import TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
-from mage_async.policy.lora import add_adapters
 
 WANTED = 0.6
 """Least share of the limit in the time of `merged`."""

@@ -14,12 +14,11 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import as_weights
-from mage_async.learning.adapters import merged_tensors, trained_tensors
 from mage_async.learning.corrections import NoCorrection
+from mage_async.learning.lora import add_adapters, merged_tensors, trained_tensors
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
-from mage_async.policy.lora import add_adapters
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trials.duels import begin_trial
 from mage_async.trials.trial_run import TrialStart

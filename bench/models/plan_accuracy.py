@@ -30,10 +30,10 @@ from bench.lib.options import option_parser
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.learning.attention import PACKED_ATTENTION
+from mage_async.learning.lora import add_adapters
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
 from mage_async.plan.update_memory import Batch, random_segments, update_of
-from mage_async.policy.lora import add_adapters
 
 MAX_GAP = 0.1
 """Largest allowed difference of planned and measured memory, as a share of the measured one."""

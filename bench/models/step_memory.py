@@ -32,9 +32,9 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
 from mage_async.config.schema import Config, Learner, Lora
+from mage_async.learning.lora import add_adapters
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
-from mage_async.policy.lora import add_adapters
 from mage_services.processes.supervisor import LARGE_TENSORS
 
 LIMIT_BYTES = 4_000_000_000

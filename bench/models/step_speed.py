@@ -34,11 +34,11 @@ from bench.lib.learner_process import become_learner
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
 from mage_async.config.schema import Config, Learner, Lora
+from mage_async.learning.lora import add_adapters
 from mage_async.learning.packing import MicroBatch, TrainingSequence
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
-from mage_async.policy.lora import add_adapters
 
 WANTED = 1.8
 """Least ratio of the time of the first arm to that of the last."""

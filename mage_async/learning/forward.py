@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mage_async.learning.adapters import give_roles, has_float32_adapters
+from mage_async.learning.lora import give_roles, has_float32_adapters
 from mage_async.learning.merged_layers import merged_layers
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.token_loss import HeadInputs

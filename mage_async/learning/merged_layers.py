@@ -38,8 +38,8 @@ from transformers import PreTrainedModel
 
 from mage_async.inference.architecture import Architecture, architecture_of, rotations
 from mage_async.inference.weights import paired, unpaired
-from mage_async.learning.adapters import adapted_layers, has_adapters, has_roles, merge
 from mage_async.learning.attention import Boundaries, placed
+from mage_async.learning.lora import adapted_layers, has_adapters, has_roles, merge
 from mage_async.learning.packing import TokenRow
 
 Gradients = tuple[Tensor | None, ...]

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.learning.adapters import adapted_layers, backward, without_adapters
 from mage_async.learning.attention import attention_report
 from mage_async.learning.corrections import Vcpo, interpolated
 from mage_async.learning.forward import checkpoint_activations, head_inputs
+from mage_async.learning.lora import adapted_layers, backward, without_adapters
 from mage_async.learning.optimizer import (
     Masters,
     entropy_coefficient,

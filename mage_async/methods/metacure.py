@@ -31,7 +31,7 @@ bonus stays in the episode that earned it, whatever `credit.kind` does with othe
 An observation before the first action of an episode, such as a card, earns no bonus.
 
 **Two policies.** The explorer plays all episodes but the last, the exploiter the last one; each is
-a low-rank adapter of its own (`mage_async/learning/adapters.py`), and no loss of one reaches the
+a low-rank adapter of its own (`mage_async/learning/lora.py`), and no loss of one reaches the
 other.
 """
 

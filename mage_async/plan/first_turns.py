@@ -27,8 +27,7 @@ from mage_async.methods.method import overriding
 from mage_async.plan.forecast import Pace
 from mage_async.plan.update_memory import Batch, random_segments
 from mage_async.policy.demonstrations import LATE_S, InTime, scripted_play
-from mage_async.policy.load import check_trainable, load_frozen_policies
-from mage_async.policy.lora import load_trained
+from mage_async.policy.load import check_trainable, load_frozen_policies, load_trained
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress

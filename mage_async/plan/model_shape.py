@@ -16,9 +16,9 @@ from mage_async.assembly import environment_of
 from mage_async.config.schema import Config, Tiny, local_policy
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import PACKED_ATTENTION
+from mage_async.learning.lora import add_adapters
 from mage_async.methods.method import Methods
 from mage_async.policy.load import as_policy_error, refuse_untrainable, tiny_shape
-from mage_async.policy.lora import add_adapters
 from mage_async.policy.tiny_tokenizer import build_tokenizer
 
 QWEN3: dict[str, Any] = {

@@ -26,11 +26,11 @@ from transformers import PreTrainedModel
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.inference.weight_fingerprint import AdapterBase
+from mage_async.learning.lora import publishes_adapters
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import Shape, meta_model
 from mage_async.policy.load import needs_reference
-from mage_async.policy.lora import publishes_adapters
 from mage_async.policy.snapshot import Snapshot
 from mage_kernels import planned_chunks
 

@@ -95,9 +95,8 @@ def save_checkpoint(
     """
     import torch
 
-    from mage_async.learning.adapters import adapted_layers
+    from mage_async.learning.lora import adapted_layers, save_adapters
     from mage_async.policy.load import export_hf
-    from mage_async.policy.lora import save_adapters
 
     learner, working = trainer.config.learner, new_checkpoint(folder, trainer.version)
     try:
@@ -172,8 +171,8 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
         PolicyError: the model lacks the configured layers or adapters.
         RunError: the adapters cannot be read, or the merged model cannot be written.
     """
-    from mage_async.policy.load import export_hf
-    from mage_async.policy.lora import holds_adapters, load_trained
+    from mage_async.learning.lora import holds_adapters
+    from mage_async.policy.load import export_hf, load_trained
 
     if not holds_adapters(checkpoint):
         return checkpoint

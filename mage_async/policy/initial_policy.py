@@ -34,6 +34,7 @@ from mage_async.config.schema import (
 )
 from mage_async.errors import PolicyError, first_line
 from mage_async.inference.chat_files import load_chat
+from mage_async.learning.lora import add_adapters
 from mage_async.methods.method import overriding
 from mage_async.policy.demonstrations import (
     MADE_HERE,
@@ -49,7 +50,6 @@ from mage_async.policy.demonstrations import (
     unwatched,
 )
 from mage_async.policy.load import build_tiny, export_hf, load_policy
-from mage_async.policy.lora import add_adapters
 from mage_async.policy.model_files import check_type
 from mage_async.policy.warm_start import Progress, warm_start
 from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL, WARM_START

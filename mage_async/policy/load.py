@@ -26,8 +26,8 @@ from transformers.utils import logging
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError, first_line
 from mage_async.inference.chat_files import CHAT_FILES
-from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
+from mage_async.learning.lora import adapted_layers, add_adapters, load_adapters, merged_tensors
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.method import Methods
 from mage_async.policy.model_files import (
@@ -90,6 +90,28 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     policy: PreTrainedModel = model.to(device)
     policy.train()
     return policy
+
+
+def load_trained(
+    config: Config, policy: Path, checkpoint: Path | None = None, *, device: str
+) -> PreTrainedModel:
+    """Load the policy as the learner trains it: all weights, or frozen under adapters.
+
+    Args:
+        policy: Model directory that the run began from.
+        checkpoint: Checkpoint whose weights or adapters replace the initial ones.
+
+    Raises:
+        PolicyError: the model cannot be trained, or lacks the configured layers or adapters.
+    """
+    lora, dtype = config.policy.lora, config.policy.dtype
+    if lora is None:
+        return load_policy(checkpoint or policy, dtype, device)
+    model = load_policy(policy, dtype, device)
+    add_adapters(model, lora, config.seed, roles=Methods(config).roles())
+    if checkpoint:
+        load_adapters(model, checkpoint)
+    return model
 
 
 def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:

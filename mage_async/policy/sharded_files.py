@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
 
 from mage_async.errors import RunError
-from mage_async.learning.adapters import trained_tensors
+from mage_async.learning.lora import trained_tensors
 from mage_async.learning.ranked_trainer import own_part
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.snapshot import Place, on_host, places_of, published_tensors

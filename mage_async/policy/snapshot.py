@@ -36,7 +36,7 @@ from mage_async.inference.weight_fingerprint import (
     tensor_digest,
 )
 from mage_async.inference.weights import reading
-from mage_async.learning.adapters import (
+from mage_async.learning.lora import (
     AdaptedLayer,
     adapted_layers,
     adapter_tensors,

@@ -20,8 +20,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mage_async.inference.weight_fingerprint import probe_tokens, with_both_roles
-from mage_async.learning.adapters import has_roles, trained_tensors
 from mage_async.learning.forward import head_inputs
+from mage_async.learning.lora import has_roles, trained_tensors
 from mage_async.learning.packing import TokenRow
 
 DIGEST_BYTES = 8

@@ -22,9 +22,8 @@ from mage_async.inference import scheduler as scheduler_module
 from mage_async.inference.model import PolicyForward, PolicyLayer, forward_together
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import Adapter, Weights
-from mage_async.learning.adapters import trained_tensors
+from mage_async.learning.lora import add_adapters, trained_tensors
 from mage_async.policy.load import export_hf
-from mage_async.policy.lora import add_adapters
 from mage_async.policy.snapshot import Snapshot, base_of
 from mage_services.engines import embedded
 from mage_services.engines.embedded import EmbeddedEngine

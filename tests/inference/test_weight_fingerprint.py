@@ -20,8 +20,7 @@ from mage_async.inference.weight_fingerprint import (
     row_checksums_of,
     sample_digest,
 )
-from mage_async.learning.adapters import base_tensors, merged_tensors, trained_tensors
-from mage_async.policy.lora import add_adapters
+from mage_async.learning.lora import add_adapters, base_tensors, merged_tensors, trained_tensors
 from mage_async.policy.snapshot import Snapshot
 from tests.helpers.random_models import random_model
 

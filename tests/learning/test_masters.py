@@ -12,9 +12,9 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Learner, Lora
 from mage_async.errors import ConfigError, RunError
+from mage_async.learning.lora import add_adapters
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.lora import add_adapters
 from tests.helpers.random_models import smallest_qwen3
 
 SHAPE = smallest_qwen3()

@@ -11,11 +11,10 @@ from mage_async.config.schema import Lora
 from mage_async.inference.model import Model
 from mage_async.inference.weights import as_weights
 from mage_async.learning import merged_layers as tested
-from mage_async.learning.adapters import merged_tensors, trained_tensors, without_adapters
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import checkpoint_activations, head_inputs
+from mage_async.learning.lora import add_adapters, merged_tensors, trained_tensors, without_adapters
 from mage_async.learning.packing import TokenRow
-from mage_async.policy.lora import add_adapters
 from tests.inference.conftest import FAMILIES, build
 
 LENGTHS, OPENING = (90, 41, 73), 12

@@ -6,12 +6,11 @@ import torch
 
 from mage_async.config import config_file
 from mage_async.config.schema import Lora
-from mage_async.learning.adapters import trained_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
+from mage_async.learning.lora import add_adapters, trained_tensors
 from mage_async.learning.packing import TokenRow, TrainingSequence, split_minibatch
 from mage_async.learning.trainer import Trainer
 from mage_async.policy import warm_start
-from mage_async.policy.lora import add_adapters
 from tests.helpers.random_models import in_double, random_model, sequence
 
 LENGTHS = (40, 31, 40, 22, 40, 13, 37)

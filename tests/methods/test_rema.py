@@ -4,7 +4,7 @@ import torch
 
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
-from mage_async.learning.adapters import trained_tensors
+from mage_async.learning.lora import trained_tensors
 from mage_async.learning.packing import training_sequences
 from mage_async.trajectory import Kind, Turn, role_changes
 

@@ -7,10 +7,10 @@ from transformers import AutoModelForCausalLM
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.learning.attention import PACKED_ATTENTION
+from mage_async.learning.lora import add_adapters
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
 from mage_async.plan.update_memory import Batch, Trace, random_segments, update_of
-from mage_async.policy.lora import add_adapters
 
 SMALL = ("admission.groups_per_step=2", "learner.minibatches=1", "policy.layers=3")
 MASTERS = ("policy.dtype=bfloat16", "learner.float32_masters=true")

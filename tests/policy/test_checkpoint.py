@@ -25,7 +25,7 @@ from mage_async.policy.checkpoint import (
     whole_policy,
 )
 from mage_async.policy.full_disk import writing
-from mage_async.policy.lora import load_trained
+from mage_async.policy.load import load_trained
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.results.run_directory import RunDirectory, checkpoint_at, checkpoints, step_of
 from mage_services.actor.play_session import model_directory

@@ -19,11 +19,16 @@ from transformers import PreTrainedModel
 from mage_async.config.schema import Lora
 from mage_async.inference.weight_fingerprint import AdapterBase
 from mage_async.inference.weights import DOWN, UP
-from mage_async.learning.adapters import ADAPTER, adapted_layers, adapter_tensors, base_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
+from mage_async.learning.lora import (
+    ADAPTER,
+    adapted_layers,
+    adapter_tensors,
+    add_adapters,
+    base_tensors,
+)
 from mage_async.policy import snapshot as snapshots
 from mage_async.policy.load import export_hf
-from mage_async.policy.lora import add_adapters
 from mage_async.policy.snapshot import Snapshot, base_of
 from mage_async.policy.weight_digest import probe_logprobs
 from tests.helpers.random_models import random_model

@@ -21,14 +21,14 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded
 from mage_async.errors import ConfigError, DeterministicFailure, RunError, first_line
 from mage_async.inference.chat_files import load_chat
+from mage_async.learning.lora import publishes_adapters
 from mage_async.learning.packing import training_sequences
 from mage_async.learning.rank_orders import Adopt, Digest, Order
 from mage_async.learning.trainer import Trainer, trainer_of
 from mage_async.methods.method import Methods
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint
 from mage_async.policy.full_disk import writing
-from mage_async.policy.load import load_frozen_policies, loading_device
-from mage_async.policy.lora import load_trained, publishes_adapters
+from mage_async.policy.load import load_frozen_policies, load_trained, loading_device
 from mage_async.policy.snapshot import Snapshot, base_of
 from mage_async.policy.weight_digest import is_scored, overall, probe_logprobs, tensor_digests
 from mage_async.protocol.journal_records import Commit

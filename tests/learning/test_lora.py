@@ -11,13 +11,20 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async.config import config_file
 from mage_async.config.schema import Lora
 from mage_async.errors import PolicyError
-from mage_async.learning.adapters import adapted_layers, merged_tensors, trained_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import checkpoint_activations, hidden_states
+from mage_async.learning.lora import (
+    adapted_layers,
+    add_adapters,
+    linear_layers,
+    load_adapters,
+    merged_tensors,
+    save_adapters,
+    trained_tensors,
+)
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import export_hf
-from mage_async.policy.lora import add_adapters, linear_layers, load_adapters, save_adapters
 from mage_async.policy.model_files import check_targets, outline_of
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import tensor_digests

@@ -17,12 +17,17 @@ from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weight_fingerprint import probe_tokens, with_both_roles
 from mage_async.inference.weights import as_weights
 from mage_async.learning import trainer
-from mage_async.learning.adapters import merged_tensors, trained_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import head_inputs, hidden_states
+from mage_async.learning.lora import (
+    add_adapters,
+    load_adapters,
+    merged_tensors,
+    save_adapters,
+    trained_tensors,
+)
 from mage_async.learning.packing import TokenRow, TrainingSequence
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.lora import add_adapters, load_adapters, save_adapters
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import probe_logprobs
 from tests.helpers.random_models import in_double, random_model, sequence
