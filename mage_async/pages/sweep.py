@@ -3,6 +3,7 @@ the ages of the trained tokens.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
@@ -25,23 +26,20 @@ from mage_async.results.run_files import alike_and_different
 from mage_async.results.sweep import (
     STALENESS,
     FinishedRun,
-    RunsBySetting,
     Setting,
     Subject,
     best_note,
-    by_age_group,
-    by_method,
     by_setting,
-    mean_shares,
     number_of,
-    smooth,
     unreached_bounds_sentence,
-    values,
 )
 from mage_async.trajectory import num_decimals
 
 NUM_COLOURS = 9
 """Number of CSS classes of lines, `s0` to `s8`; further lines repeat them."""
+POINTS = 15
+"""Number of points of a smoothed learning curve."""
+RunsBySetting = Mapping[Setting, Sequence[FinishedRun]]
 RETURN = "heldout_last_return"
 """Name of the result that charts show: the held-out return of the last episode."""
 RESULT_COLUMNS = (
@@ -103,7 +101,7 @@ def render_matrix(
         returns=_return_charts(runs, subject),
         curves=_learning_curves(runs),
         ages=_age_bars(runs),
-        untrained=_mean_table(by_age_group(runs), UNTRAINED_COLUMNS),
+        untrained=_mean_table(_by_age_group(runs), UNTRAINED_COLUMNS),
         results=_mean_table(by_label, RESULT_COLUMNS),
         base=base,
         differences=_difference_table(runs, base),
@@ -130,7 +128,7 @@ def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart
     are_words = not subject.is_about_staleness and any(number_of(name) is None for _, name in names)
     charts = [_chart(caption, intended, x_names=names if are_words else ())]
     if subject.is_about_staleness:
-        measured = _method_lines(runs, lambda _, same: fmean(values(same, "staleness_mean")))
+        measured = _method_lines(runs, lambda _, same: fmean(_values(same, "staleness_mean")))
         caption = "the same against the mean staleness that was measured, steps"
         charts.append(_chart(caption, measured))
     return charts
@@ -141,10 +139,10 @@ def _method_lines(
 ) -> list[Series]:
     """Return a line for each method, and an upright error bar for the interval of each point."""
     series = []
-    for number, (label, settings) in enumerate(by_method(runs).items()):
+    for number, (label, settings) in enumerate(_by_method(runs).items()):
         colour = f"s{number % NUM_COLOURS}"
         rows = sorted(
-            (x_of(setting, runs[setting]), *interval(values(runs[setting], RETURN)))
+            (x_of(setting, runs[setting]), *interval(_values(runs[setting], RETURN)))
             for setting in settings
         )
         for x, y, half in rows:
@@ -158,11 +156,11 @@ def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
     """Return two charts for each method, against trials and time, with a line for each setting."""
     lines = []  # the caption of each chart with its lines
     ends = list[float]()  # both ends of all bands
-    for label, settings in by_method(runs).items():
+    for label, settings in _by_method(runs).items():
         for axis, column, scale in (("thousand trials", 0, 1e-3), ("seconds of training", 1, 1.0)):
             series = []
             for number, setting in enumerate(sorted(settings, key=lambda each: each.place)):
-                points = smooth(runs[setting], column)
+                points = _smooth(runs[setting], column)
                 # A single run has no interval: its band has no width.
                 halves = [0.0 if math.isnan(half) else half for _, _, half in points]
                 line = [(x * scale, y) for x, y, _ in points]
@@ -182,11 +180,11 @@ def _age_bars(runs: RunsBySetting) -> list[Bar]:
     Settings whose tokens have the same ages (`Setting.age_group`) share their bars.
     """
     bars = []
-    for name, same in by_age_group(runs).items():
+    for name, same in _by_age_group(runs).items():
         # `ages[0]` is of all tokens, `ages[k]` of those of episode k; runs of a setting have the
         # same episodes.
         for number in range(len(same[0].ages)):
-            if shares := mean_shares([run.ages[number] for run in same]):
+            if shares := _mean_shares([run.ages[number] for run in same]):
                 bars.append(age_bar(f"episode {number}" if number else name, shares))
     return bars
 
@@ -195,7 +193,7 @@ def _mean_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[str
     """Return a table with a row for each group of runs, and their mean of each named result."""
     rows = []
     for label, same in groups.items():
-        cells = [_mean_cell(name, values(same, name)) for name in names]
+        cells = [_mean_cell(name, _values(same, name)) for name in names]
         rows.append(TableRow(label, [TableCell(str(len(same))), *cells]))
     return Table([words(name) for name in ("", "runs", *names)], rows)
 
@@ -261,3 +259,52 @@ def _chart(
 ) -> CaptionedChart:
     """Return a caption, and the chart of some lines."""
     return caption, line_chart(series, alt_text=caption, y_span=span, x_names=x_names)
+
+
+def _by_age_group(runs: RunsBySetting) -> dict[str, list[FinishedRun]]:
+    """Group runs whose tokens have the same ages, by `Setting.age_group`."""
+    found = defaultdict[str, list[FinishedRun]](list)
+    for setting, same in runs.items():
+        found[setting.age_group] += same
+    return found
+
+
+def _by_method(runs: RunsBySetting) -> dict[str, list[Setting]]:
+    """Group the settings that a chart joins by one line, by `Setting.method`."""
+    found = defaultdict[str, list[Setting]](list)
+    for setting in runs:
+        found[setting.method].append(setting)
+    return found
+
+
+def _values(runs: Sequence[FinishedRun], name: str) -> list[float]:
+    """Return one of the `figures` of each run."""
+    return [run.figures[name] for run in runs]
+
+
+def _smooth(runs: Sequence[FinishedRun], column: int) -> list[tuple[float, float, float]]:
+    """Return a learning curve of at most `POINTS` points, each a mean over neighbouring steps.
+
+    Args:
+        column: What x is, by its place in `FinishedRun.curve`: 0 for the number of trials, 1 for
+            the seconds of training.
+
+    Returns:
+        Tuples of x, mean return over the runs, and the 95 % half-width of that mean.
+    """
+    length = min(len(run.curve) for run in runs)
+    size = max(1, math.ceil(length / POINTS))
+    points = []
+    for start in range(0, length, size):
+        parts = [run.curve[start : start + size] for run in runs]
+        means = [sum(point[2] for point in part) / len(part) for part in parts]
+        x = sum(part[-1][column] for part in parts) / len(parts)
+        points.append((x, *interval(means)))
+    return points
+
+
+def _mean_shares(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean share of each age, over the runs that recorded any."""
+    known = [part for part in parts if part]
+    ages = sorted({age for part in known for age in part})
+    return {age: sum(part.get(age, 0.0) for part in known) / len(known) for age in ages}

@@ -14,7 +14,6 @@ import json
 import math
 import random
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -27,7 +26,6 @@ from mage_async.config.schema import BOUND_OF, Config, check_source
 from mage_async.errors import ConfigError
 from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Selection
-from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory, distinct_name
 from mage_async.results.run_files import (
     Record,
@@ -604,63 +602,7 @@ def checked_configs(
     return configs
 
 
-# The functions below group finished runs for tables and charts.
-
-POINTS = 15
-"""Number of points of a smoothed learning curve."""
-RunsBySetting = Mapping[Setting, Sequence[FinishedRun]]
-
-
 def by_setting(finished: Iterable[FinishedRun]) -> dict[Setting, list[FinishedRun]]:
     """Group runs that differ only in their seed; settings and seeds ascend."""
     ordered = sorted(finished, key=lambda run: (run.cell.setting, run.cell.seed))
     return {key: list(runs) for key, runs in groupby(ordered, lambda run: run.cell.setting)}
-
-
-def by_age_group(runs: RunsBySetting) -> dict[str, list[FinishedRun]]:
-    """Group runs whose tokens have the same ages, by `Setting.age_group`."""
-    found = defaultdict[str, list[FinishedRun]](list)
-    for setting, same in runs.items():
-        found[setting.age_group] += same
-    return found
-
-
-def by_method(runs: RunsBySetting) -> dict[str, list[Setting]]:
-    """Group the settings that a chart joins by one line, by `Setting.method`."""
-    found = defaultdict[str, list[Setting]](list)
-    for setting in runs:
-        found[setting.method].append(setting)
-    return found
-
-
-def values(runs: Sequence[FinishedRun], name: str) -> list[float]:
-    """Return one of the `figures` of each run."""
-    return [run.figures[name] for run in runs]
-
-
-def smooth(runs: Sequence[FinishedRun], column: int) -> list[tuple[float, float, float]]:
-    """Return a learning curve of at most `POINTS` points, each a mean over neighbouring steps.
-
-    Args:
-        column: What x is, by its place in `FinishedRun.curve`: 0 for the number of trials, 1 for
-            the seconds of training.
-
-    Returns:
-        Tuples of x, mean return over the runs, and the 95 % half-width of that mean.
-    """
-    length = min(len(run.curve) for run in runs)
-    size = max(1, math.ceil(length / POINTS))
-    points = []
-    for start in range(0, length, size):
-        parts = [run.curve[start : start + size] for run in runs]
-        means = [sum(point[2] for point in part) / len(part) for part in parts]
-        x = sum(part[-1][column] for part in parts) / len(parts)
-        points.append((x, *interval(means)))
-    return points
-
-
-def mean_shares(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return the mean share of each age, over the runs that recorded any."""
-    known = [part for part in parts if part]
-    ages = sorted({age for part in known for age in part})
-    return {age: sum(part.get(age, 0.0) for part in known) / len(known) for age in ages}
