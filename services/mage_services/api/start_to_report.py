@@ -85,7 +85,7 @@ from mage_services.terminal import CountedOutput
 from mage_services.terminal.plain_lines import View, make_view
 from mage_services.tracking.tracker_worker import tracked, trackers_of
 from mage_services.transport.access_control import actor_keys, keys_in, learner_keys, make_keys
-from mage_services.transport.sockets import check_address, check_free, ipc_address
+from mage_services.transport.sockets import check_address, check_free, learner_address
 
 EXIT_HALTED = 3
 """Exit status of a run that the doctor ended."""
@@ -363,13 +363,8 @@ def site_of(
             placement.reserve()
             yield placement.address, placement.start
         return
-    is_ipc = config.transport.address == "ipc"
-    address = ipc_address(run.root) if is_ipc else config.transport.address
-    try:
+    with learner_address(config.transport.address, run.root) as address:
         yield address, SupervisedProcess.start
-    finally:
-        if is_ipc:  # `ipc_address` has made a folder for the socket
-            shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
 def _check_address(config: Config) -> None:

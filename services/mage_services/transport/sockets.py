@@ -1,5 +1,5 @@
-"""Open ZeroMQ sockets with all options set, check their addresses, and send and receive without
-waiting.
+"""Choose and check the learner's address, open ZeroMQ sockets with all options set, and send and
+receive without waiting.
 
 option            purpose
 LINGER 0          closing a socket does not wait, unless `close` of a channel is given `linger_s`
@@ -12,10 +12,12 @@ HEARTBEAT_*       detect a vanished machine, and connect again
 
 import logging
 import os
+import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,28 @@ _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 _LOOPBACK = ("127.0.0.1", "localhost")
 """Hosts that only this machine can reach."""
 _LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def learner_address(configured: str, run_dir: Path) -> Iterator[str]:
+    """Choose the address of the learner on this machine, which its peers are given on their command
+    lines.
+
+    Args:
+        configured: `transport.address`: an address, or "ipc" for an `ipc_address`, whose directory
+            is removed at the end of the block.
+
+    Raises:
+        RunError: no directory for a socket can be made.
+    """
+    if configured != "ipc":
+        yield configured
+        return
+    address = ipc_address(run_dir)
+    try:
+        yield address
+    finally:
+        shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
 def ipc_address(run_dir: Path) -> str:
