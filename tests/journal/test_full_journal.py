@@ -21,7 +21,8 @@ from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.learner.training_loop import Publisher, TrainingLoop
 from mage_services.processes import process
-from mage_services.processes.process import Startup, Status, TimeAccounting
+from mage_services.processes.process import Startup, Status
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.coordinator_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 from tests.helpers.memory_channels import MemoryWeights

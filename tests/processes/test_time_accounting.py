@@ -2,7 +2,7 @@
 
 import time
 
-from mage_services.processes.process import TimeAccounting
+from mage_services.processes.time_accounting import TimeAccounting
 
 
 def test_the_states_of_a_process_sum_to_its_age() -> None:

@@ -66,11 +66,11 @@ from mage_services.processes.process import (
     RunFiles,
     Startup,
     Status,
-    TimeAccounting,
     read_startup,
     run_process,
     ticks,
 )
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 

@@ -71,7 +71,6 @@ from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.process import (
     Startup,
     Status,
-    TimeAccounting,
     append_lines,
     in_time,
     read_startup,
@@ -79,6 +78,7 @@ from mage_services.processes.process import (
     ticks,
     until_there_is_space,
 )
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 from mage_services.weights.process_group import on_disk

@@ -33,14 +33,8 @@ from mage_services.learner.resume import Prepared, prepare
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
-from mage_services.processes.process import (
-    Startup,
-    Status,
-    TimeAccounting,
-    read_startup,
-    run_process,
-    ticks,
-)
+from mage_services.processes.process import Startup, Status, read_startup, run_process, ticks
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.access_control import keys_in, learner_keys
 from mage_services.transport.channels import LearnerChannel
 from mage_services.weights.weight_store import WeightStore

@@ -36,7 +36,8 @@ from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import ReplayedStep
 from mage_services.learner.trainer_thread import TrainerThread, Training
-from mage_services.processes.process import Startup, TimeAccounting, until_there_is_space
+from mage_services.processes.process import Startup, until_there_is_space
+from mage_services.processes.time_accounting import TimeAccounting
 
 NUM_SAMPLES = 10
 """Number of steps for which one trial of the batch is written as text."""

@@ -1,5 +1,5 @@
-"""Do what all processes of a run share: start and end, status events, time accounting, and
-appending to files of JSON lines.
+"""Do what all processes of a run share: start and end, status events, and appending to
+files of JSON lines.
 
 `mage train` resolves the configuration once. A process receives the result as its first message and
 decodes it by type: it reads no file, adds no default and applies no preset.
@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -447,32 +447,6 @@ def _fail(status: Status, code: int, error: BaseException) -> NoReturn:
     # People read the reason above; the threads that remain are not reported too.
     end_despite_threads(code, lambda text: None)
     sys.exit(code)
-
-
-class TimeAccounting:
-    """Measure how much wall time a process spends in each of its states, such as "training". The
-    process is in one state at a time, so the shares sum to 100 %.
-    """
-
-    def __init__(self, state: str) -> None:
-        self._state, self._since = state, time.monotonic()
-        self._booked: dict[str, float] = defaultdict(float)
-
-    def enter(self, state: str) -> None:
-        """End the current state and begin another."""
-        now = time.monotonic()
-        self._booked[self._state] += now - self._since
-        self._state, self._since = state, now
-
-    def current(self) -> tuple[str, float]:
-        """Return the current state, and the seconds since it was entered."""
-        return self._state, time.monotonic() - self._since
-
-    def seconds(self) -> dict[str, float]:
-        """Return seconds by state until now; they sum to the age of the process."""
-        booked = dict(self._booked)
-        booked[self._state] = booked.get(self._state, 0.0) + time.monotonic() - self._since
-        return booked
 
 
 def append_lines(file: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -31,18 +31,14 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import write_whole
 from mage_services.processes import process
 from mage_services.processes.child_process import OUT_OF_MEMORY
-from mage_services.processes.process import (
-    EXIT_DETERMINISTIC,
-    EXIT_FAILED,
-    TimeAccounting,
-    append_lines,
-)
+from mage_services.processes.process import EXIT_DETERMINISTIC, EXIT_FAILED, append_lines
 from mage_services.processes.supervised_process import (
     OWN_PROCESS,
     ProcessSpec,
     RunningProcess,
     SupervisedProcess,
 )
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.terminal.plain_lines import View
 
 LEAVE_S = 3.0
