@@ -215,8 +215,8 @@ class PendingGroup:
         """Return the number of turns of the trials that have arrived."""
         return sum(len(trial.turns) for trial in self.trials if trial is not None)
 
-    def num_turns_missing(self) -> int:
-        """Return the number of turns so far of the trials that have not arrived, as far as
+    def num_turns_under_way(self) -> int:
+        """Return how many turns the trials that have not arrived have had so far, as far as
         heartbeats and finished episodes reported them.
         """
         kept = sum(len(result.finished.trial.turns) for result in self.episodes.values())
@@ -596,7 +596,7 @@ class Ledger:
             group.num_expired += 1
             if group.num_expired >= self.max_expiries:
                 reason = f"missed its deadline {self.max_expiries} times"
-                records.append(self._drop_of_own(group.grant, reason))
+                records.append(self._drop_and_record(group.grant, reason))
         return records
 
     def postpone_deadlines(self, seconds: float, latest: float) -> None:
@@ -641,9 +641,9 @@ class Ledger:
         self._num_replaced = 0
         self.version = version
         too_old = self.policy.over_age(self._state())
-        return [self._drop_of_own(grant, OVER_AGE) for grant in too_old]
+        return [self._drop_and_record(grant, OVER_AGE) for grant in too_old]
 
-    # Questions.
+    # Queries: none of them changes the ledger, except `take_drops`.
 
     def num_in_flight(self) -> int:
         """Return the number of groups in flight."""
@@ -674,7 +674,7 @@ class Ledger:
         groups = [self._pending[grant] for grant in self._assignments]
         return (
             sum(group.trials.count(None) for group in groups),
-            sum(group.num_turns_missing() for group in groups),
+            sum(group.num_turns_under_way() for group in groups),
         )
 
     def total_quota(self) -> int:
@@ -888,9 +888,12 @@ class Ledger:
             turns = group.num_turns() + num_turns
             self._drops.append(DroppedGroup(group.granted.member, turns, reason))
 
-    def _drop_of_own(self, grant: int, reason: str) -> Dropped:
-        """Drop a pending group by the ledger's own decision; return the record of the drop."""
-        num_turns = self._pending[grant].num_turns_missing()
+    def _drop_and_record(self, grant: int, reason: str) -> Dropped:
+        """Drop a pending group because the ledger itself decides so; return the record of the drop.
+
+        A drop that the owner decides (`drop`, `drop_if_no_variance`) is recorded by the owner.
+        """
+        num_turns = self._pending[grant].num_turns_under_way()
         self._drop(grant, reason, num_turns)
         return Dropped(grant=grant, reason=reason, num_turns=num_turns)
 
