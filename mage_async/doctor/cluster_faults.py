@@ -39,7 +39,7 @@ class NodeFacts:
     """Number of GPUs that `ray start` announced."""
     model: str = ""
     """Digest of the model at `policy.source` on this node; empty if there is none."""
-    unreached: str = ""
+    connect_error: str = ""
     """Why a connection from this node to the learner's address failed; empty if it succeeded."""
 
 
@@ -55,7 +55,7 @@ class Needs:
     """Value of `policy.source`, quoted in sentences."""
     address: str = ""
     """Address of the learner, quoted in sentences."""
-    unsized: str = ""
+    size_error: str = ""
     """Why `model_bytes` is not known; empty if it is."""
 
 
@@ -70,7 +70,7 @@ class ClusterFacts:
     gpus: float
     silent: Sequence[tuple[str, str]] = ()
     """Name and reason of each node that did not answer."""
-    unopened: str = ""
+    listen_error: str = ""
     """Why the node that starts the run could not listen at the learner's address; empty if it
     could."""
 
@@ -91,9 +91,9 @@ def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
         "again with `ray stop` and `ray start`"
         for name, why in facts.silent
     ]
-    if facts.unopened:
+    if facts.listen_error:
         found.append(
-            f"the learner cannot listen at {needs.address} ({facts.unopened}): end the process "
+            f"the learner cannot listen at {needs.address} ({facts.listen_error}): end the process "
             "that has the port, or choose another one with transport.address"
         )
     for node in (facts.own, *facts.others):
@@ -131,8 +131,8 @@ def _node_faults(node: NodeFacts, here: NodeFacts, needs: Needs) -> Iterator[str
             yield (
                 f"it has {name} {has} and this machine {version}: install the same version on both"
             )
-    if node.unreached:
+    if node.connect_error:
         yield (
-            f"the learner cannot be reached at {needs.address} from there ({node.unreached}): open "
-            "the port in the firewall, or choose another one with transport.address"
+            f"the learner cannot be reached at {needs.address} from there ({node.connect_error}): "
+            "open the port in the firewall, or choose another one with transport.address"
         )

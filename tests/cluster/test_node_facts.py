@@ -69,14 +69,14 @@ def test_the_weights_of_a_model_that_no_machine_has_downloaded_are_sized_by_its_
     config = Config(policy=Pretrained(source="Qwen/Qwen3-0.6B", dtype="bfloat16"))
     needs = _needs(config, num_actors=1, has_gpus=False)
     assert needs.model_bytes == 2 * 596_049_920
-    assert needs.unsized == ""
+    assert needs.size_error == ""
 
 
 def test_weights_of_an_unknown_model_are_said_to_be_unsized() -> None:
     config = Config(policy=Pretrained(source="nobody/has-this"))
     needs = _needs(config, num_actors=1, has_gpus=False)
     assert needs.model_bytes == 0
-    assert "is not on this machine" in needs.unsized
+    assert "is not on this machine" in needs.size_error
 
 
 def test_a_model_is_another_one_by_its_weights_and_not_by_what_else_was_downloaded(

@@ -32,7 +32,7 @@ def test_a_node_needs_no_model_for_actors_get_theirs_from_the_learner() -> None:
         ({"clock_s": 10.0}, "its clock is 10.0 s ahead", "set it by NTP"),
         ({"clock_s": -10.0}, "its clock is 10.0 s behind", "set it by NTP"),
         ({"model": "cd34"}, "another model there (digest cd34) than here (ab12)", "copy it anew"),
-        ({"unreached": "Connection refused"}, "tcp://10.0.0.1:5555", "open the port"),
+        ({"connect_error": "Connection refused"}, "tcp://10.0.0.1:5555", "open the port"),
         ({"free_bytes": 10**9}, "1.0 GB are free", "set TMPDIR before `ray start`"),
         ({"announced_gpus": 1}, "lists 0 GPUs and it was started with 1", "--num-gpus"),
         ({"versions": {"Python": "3.11.7", "torch": "2.11"}}, "Python 3.11.7", "the same version"),
@@ -55,7 +55,7 @@ def test_a_cluster_without_room_and_a_node_that_is_silent_are_named() -> None:
 
 
 def test_a_learner_that_cannot_listen_is_a_fault_of_its_port_and_not_of_the_firewall() -> None:
-    (sentence,) = said(SOUND, unopened="Address already in use")
+    (sentence,) = said(SOUND, listen_error="Address already in use")
     assert "cannot listen at tcp://10.0.0.1:5555 (Address already in use): end the pro" in sentence
     assert "firewall" not in sentence
 

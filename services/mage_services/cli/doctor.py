@@ -74,8 +74,8 @@ def _nodes(given: argparse.Namespace) -> int:
     print(f"{given.cluster}: {nodes} in {seconds:.1f} s, {counted(len(faults), 'fault')}")
     for fault in faults:
         print(f"  {fault}")
-    if needs.unsized:
-        print(f"  note: room for the weights was not checked: {needs.unsized}")
+    if needs.size_error:
+        print(f"  note: room for the weights was not checked: {needs.size_error}")
     return EXIT_FOUND if faults else 0
 
 

@@ -169,7 +169,7 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
         if own not in clocks:
             raise _silent(own, answers[own])
         answered = {node: answers[node] for node in clocks}
-        where, unopened, unreached = _reached(
+        where, listen_error, connect_errors = _reached(
             config, own, {node: probes[node] for node in answered}
         )
         described = {
@@ -177,7 +177,7 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
                 node.name,
                 clocks[node] - clocks[own],
                 announced_gpus=int(node.gpus),
-                unreached=unreached.get(node, ""),
+                connect_error=connect_errors.get(node, ""),
                 **facts,
             )
             for node, facts in answered.items()
@@ -189,7 +189,7 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
         sum(node.cores for node in found),
         sum(node.gpus for node in found),
         silent,
-        unopened,
+        listen_error,
     )
     return facts, replace(_needs(config, num_actors, facts.gpus > 0), address=where)
 
@@ -268,8 +268,8 @@ def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
     """Return what a run of this configuration needs; the learner's address is not known yet."""
     learner, actor = bundles_of(config, has_gpus)
     cores, gpus = total([learner, *[actor] * (num_actors + 1)])  # one more for the evaluator
-    num_bytes, unsized = _model_bytes(config)
-    return Needs(int(cores), int(gpus), num_bytes, _source_of(config), unsized=unsized)
+    num_bytes, size_error = _model_bytes(config)
+    return Needs(int(cores), int(gpus), num_bytes, _source_of(config), size_error=size_error)
 
 
 def _model_bytes(config: Config) -> tuple[int, str]:
