@@ -45,10 +45,12 @@ The {what} is the same in all episodes."""
 _WIN_RULES = """Finding it earns 1, nothing else does. You have {turns} guesses.
 The {what} is the same in all episodes."""
 TURN_LADDER = range(10, 1, -1)
-"""Numbers of guesses of an episode, easiest first.
+"""Numbers of guesses of an episode, easiest first: the rungs of the ladder `turns`, by which
+`mage_async/environments/ladders.py` finds easier and harder tasks.
 
-A rung must not show codes that a harder rung holds out. So a ladder may change the number of
-guesses, which leaves the split as it is, or make codes longer, which makes all of them new.
+A curriculum trains on easier rungs first, so a code that a harder rung holds out must not be a code
+of an easier one. So a ladder may change the number of guesses, which leaves the split as it is, or
+make codes longer, which makes all of them new.
 """
 LETTERS = frozenset(ascii_lowercase)
 
