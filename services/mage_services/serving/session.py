@@ -80,7 +80,7 @@ class Session:
         with environment_code(self._task):
             answered = self._play.act(action)
         outcome = await self._make_waiting_calls() if answered is PENDING else answered
-        assert outcome is not None, "a call answers an action that waits"
+        assert outcome is not None, "an action is pending, and no call has returned its outcome"
         self.num_steps += 1
         self.score += outcome.reward
         self._is_done = outcome.is_done
