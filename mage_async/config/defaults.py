@@ -1,5 +1,8 @@
 """Define the defaults that depend on the kind of policy and on the hardware.
 
+A *tree* is all tables of a configuration, one inside another, as a file and `--set` give them or
+as a run has recorded them. It lacks the keys that they do not give.
+
 The schema's defaults suit a pretrained model on GPUs. Those of a tiny policy, and of a pretrained
 one on processor cores, are here. They apply to keys that neither a file nor `--set` gives, so
 `--set policy.source=DIR` over the file of a tiny policy gets the defaults of a pretrained model.
@@ -101,10 +104,10 @@ WITH_FOREIGN_ENVIRONMENT: Table = ONE_SCALE | {
     # `Password` (`bench/learning/first_hour_tasks.py`) RL settled on words before it had tried all
     # of them.
     "learner": {"entropy": 0.05, "final_entropy": 0.02},
-    # Both as `FromWinStay` has them, so that they change nothing in a class without a script. With
-    # the schema's 150 steps at a rate of 0.002 the loss was still falling: in two seeds a script
-    # that earns 1.00 in its last episode was cloned to -0.31 and -0.28, with these to 0.90 and
-    # 0.97.
+    # With the schema's 150 steps at a rate of 0.002 the loss was still falling: in two seeds a
+    # script that earns 1.00 in its last episode was cloned to -0.31 and -0.28, with these to 0.90
+    # and 0.97. Both are the defaults of the kind "win_stay" (`FromWinStay` in `schema.py`), so in a
+    # class without a script, which gets that kind, they change nothing.
     "warm_start": {"steps": 200, "learning_rate": 0.004},
 }
 """Defaults that replace those of `WITH_TINY` for a class of the user's own, or an environment of
