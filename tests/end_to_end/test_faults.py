@@ -1,6 +1,10 @@
-"""A run whose environment fails all the time trains what it would have trained without faults."""
+"""A run whose environment fails all the time, or whose actor is killed, trains what it would have
+trained without faults.
+"""
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,3 +85,21 @@ def test_faults_drop_no_group_and_change_no_bit_of_the_weights(
     assert len(digests["sound"]) == 6
     assert digests["frail"] == digests["sound"]
     assert retries["sound"] == 0 < retries["frail"]
+
+
+@pytest.mark.slow
+def test_a_killed_actor_costs_the_run_nothing_but_time(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "killed"
+    process = start(run_dir, "--actors", "2", changes=("learner.steps=30", "evaluation.every=30"))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step=" in line and "phase" not in line and "warm_start" not in line:
+            subprocess.run(
+                ["pkill", "-KILL", "-f", f"mage_services.actor.actor {run_dir}"], check=True
+            )
+            break
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    assert "was killed by SIGKILL" in output
+    trials = json.loads((run_dir / "summary.json").read_text())["trials"]
+    assert trials["trained"] == 30 * 16

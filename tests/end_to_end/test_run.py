@@ -126,21 +126,3 @@ def test_a_resumed_run_goes_on_where_it_stopped(
     learner, summary = (json.loads((finished[0] / name).read_text()) for name in RECORDS)
     assert learner["warm_start_s"] == before[0]["warm_start_s"]
     assert summary["wall_s"] > before[1]["wall_s"]
-
-
-@pytest.mark.slow
-def test_a_killed_actor_costs_the_run_nothing_but_time(start: Start, tmp_path: Path) -> None:
-    run_dir = tmp_path / "killed"
-    process = start(run_dir, "--actors", "2", changes=("learner.steps=30", "evaluation.every=30"))
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "step=" in line and "phase" not in line and "warm_start" not in line:
-            subprocess.run(
-                ["pkill", "-KILL", "-f", f"mage_services.actor.actor {run_dir}"], check=True
-            )
-            break
-    output, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, output
-    assert "was killed by SIGKILL" in output
-    trials = json.loads((run_dir / "summary.json").read_text())["trials"]
-    assert trials["trained"] == 30 * 16
