@@ -425,12 +425,13 @@ def _scripted_action(name: str, script: Script, play: ResetStepPlay) -> str:
     Raises:
         ConfigError: the action is no text, or would be refused.
     """
-    call, action = f"script(source)({play.last!r:.60})", script.choose(play)
+    call, action = f"script(source)({play.own_last()!r:.60})", script.choose(play)
     _require(name, isinstance(action, str), call, "text", action)
     action = action.strip()
-    legal = play.legal_pattern or ", ".join(map(repr, play.legal_actions())) or "any text"
+    listed = ", ".join(repr(play.own(each)) for each in play.legal_actions())
+    legal = play.legal_pattern or listed or "any text"
     expected = f"an action that can be taken now ({legal:.200})"
-    _require(name, not play.refusal(action), call, expected, action)
+    _require(name, not play.refusal(action), call, expected, play.own(action))
     return action
 
 
@@ -457,7 +458,8 @@ def _played(
         while not play.is_done and len(steps) <= NUM_ACTS and (action := choose(play)) is not None:
             # `act` returns the outcome itself, or the calls made after it return the outcome.
             outcome = play.act(action)
-            steps.append((f"step({action!r})", (yield from calls_of(play)) or outcome))
+            call = f"step({play.own(action)!r})"
+            steps.append((call, (yield from calls_of(play)) or outcome))
     except Exception:  # the border to foreign code, a script; raised again
         yield from _close(play)
         raise

@@ -20,6 +20,7 @@ from hashlib import blake2s
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from mage_async.environments.environment import (
     Belief,
@@ -113,6 +114,8 @@ class ResetStepPlay(SlowPlay):
         self.history: list[tuple[str, str]] = []
         """Actions, each with the observation that followed it."""
         facts, seed = environment.facts, environment.seed_of(task)
+        self.exchange = environment.exchange_of(seed)
+        """Words that this trial reads and writes instead of the class's own; None: the same."""
         super().__init__(UserObject(environment), facts.name, task, episode, seed, facts.max_turns)
 
     @property
@@ -120,23 +123,17 @@ class ResetStepPlay(SlowPlay):
         """The last observation."""
         return self.history[-1][1] if self.history else self._observation
 
-    @cached_property
-    def exchange(self) -> Exchange | None:
-        """Words that this trial reads and writes instead of the class's own; None: the same."""
-        # Only scripts and Bayes filters ask for it.
-        seed, *_ = self._request_fields
-        return self._environment.exchange_of(seed)
+    def own(self, text: str) -> str:
+        """Return a text that the agent reads or writes in the class's own words."""
+        return text if self.exchange is None else self.exchange.to_own(text)
 
     def own_last(self) -> str:
         """Return the last observation in the class's own words."""
-        return self.last if self.exchange is None else self.exchange.to_own(self.last)
+        return self.own(self.last)
 
     def own_history(self) -> list[tuple[str, str]]:
         """Return `history` in the class's own words."""
-        if self.exchange is None:
-            return self.history
-        own = self.exchange.to_own
-        return [(own(action), own(observation)) for action, observation in self.history]
+        return [(self.own(action), self.own(seen)) for action, seen in self.history]
 
     @property
     def anchor(self) -> str:
@@ -175,21 +172,37 @@ class ResetStepPlay(SlowPlay):
         refused here without a call, and uses up the turn.
         """
         if not (refusal := self.refusal(action)):
-            return super().act(action)
+            return super().act(self.own(action))
         self._num_turns += 1
         self.is_done = self._num_turns == self._max_turns
         self.history.append((action, refusal))
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
 
     def _take_reset(self, result: MethodResult) -> None:
-        super()._take_reset(result)
+        super()._take_reset(self._shown(result))
         self._check_can_go_on()
 
     def _take_step(self, action: str, result: MethodResult) -> Outcome:
+        if self.exchange is not None:
+            action, result = self.exchange.to_shown(action), self._shown(result)
         self.history.append((action, result.outcome.observation))
         outcome = super()._take_step(action, result)
         self._check_can_go_on()
         return outcome
+
+    def _shown(self, result: MethodResult) -> MethodResult:
+        """Return a result of the class in the words that the agent reads."""
+        if self.exchange is None:
+            return result
+        to_shown, outcome, legal = self.exchange.to_shown, result.outcome, result.legal_actions
+        if legal:
+            legal = tuple(map(to_shown, legal))
+        outcome = replace(
+            outcome,
+            observation=to_shown(outcome.observation),
+            tool_answers=tuple(map(to_shown, outcome.tool_answers)),
+        )
+        return structs.replace(result, outcome=outcome, legal_actions=legal)
 
     def _check_can_go_on(self) -> None:
         """Raise a `CallFault` if the class lists no action for the next turn of an episode."""
@@ -250,8 +263,6 @@ class UserObject(Callee):
         self._to_close: list[Any] = []
         self._is_over = False
         """Whether `close` was called."""
-        self._exchange: Exchange | None = None
-        """Words that the agent reads and writes instead of the class's own; None: the same."""
 
     def is_async(self, method: Method) -> bool:
         """Return whether the class's method is a coroutine function."""
@@ -308,13 +319,11 @@ class UserObject(Callee):
             return self._close_object()
         if self._object is None:
             self._object = self.environment.make()
-            self._exchange = self.environment.exchange_of(request.seed)
             if callable(getattr(self._object, "close", None)):
                 self._to_close.append(self._object)
         if request.method == "step":
             self._check_still_legal(request)
-            shown, exchange = request.action, self._exchange
-            return self._object.step(exchange.to_own(shown) if exchange is not None else shown)
+            return self._object.step(request.action)
         arguments = [request.seed, self.environment.value_of(request.member)]
         if self.environment.wants_episode:
             arguments.append(request.episode)
@@ -366,9 +375,6 @@ class UserObject(Callee):
         # The `step` of a class with tools is made by `tools.py` and always returns this key. After
         # `reset` there is no `info`.
         tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
-        if (exchange := self._exchange) is not None:
-            observation = exchange.to_shown(observation)
-            tool_answers = tuple(map(exchange.to_shown, tool_answers))
         text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
         anchor = None if is_done else self._optional("anchor")
         self._last_legal = None if is_done else self._legal_actions(request.place)
@@ -443,8 +449,7 @@ class UserObject(Callee):
         # A subclass, such as NumPy's, becomes a plain `str`. Each action is listed once: an
         # inventory may hold two equal things, and random play would draw their action twice as
         # often.
-        own = tuple(dict.fromkeys(map(str, actions)))
-        return own if self._exchange is None else tuple(map(self._exchange.to_shown, own))
+        return tuple(dict.fromkeys(map(str, actions)))
 
     def _optional(self, name: str) -> Any:
         """Return an optional attribute, property or method result; None if there is none."""
@@ -586,7 +591,10 @@ class _Script:
             # The first call of an episode gets the last observation of the previous episode.
             ended = "" if previous is None or previous is play else previous.own_last()
             action = self.choose_action(play.own_last(), ended=ended)
-        return action if play.exchange is None else play.exchange.to_shown(str(action))
+        # Anything but text is left to the caller, which refuses it.
+        if play.exchange is None or not isinstance(action, str):
+            return action
+        return play.exchange.to_shown(action)
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage_async.environments.interchangeable_words import Exchange, fault_of
+from mage_async.environments.rehearsal import rehearsal
 from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import ConfigError
+from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
 
 CUPS, COLOURS = ("one", "two", "three"), ("red", "green")
@@ -102,6 +103,50 @@ def test_scripts_and_filters_read_and_write_the_words_of_the_class() -> None:
             make_pending_calls(play)
             assert play.own_history()[-1] == (cup, said)
         assert belief([play]) == {repr([[("one", "green found"), ("two", "green wrong")]]): 1.0}
+
+
+def test_errors_name_the_words_of_the_class() -> None:
+    class Broken(Cups):
+        """Cups of which one breaks."""
+
+        def step(self, action):
+            if action == "two":
+                raise KeyError(action)
+            return super().step(action)
+
+    environment = ResetStep(Broken, {})
+    for seed in range(9):
+        play = begun(environment, seed)
+        assert play.exchange is not None
+        play.act(play.exchange.to_shown("two"))
+        with pytest.raises(CallFault, match=r"turn 1: step\('two'\) raised KeyError: 'two'"):
+            make_pending_calls(play)
+
+
+def test_a_script_that_chooses_no_legal_action_is_refused_in_the_words_of_the_class() -> None:
+    class Silent(Cups):
+        """Cups of a script without an answer."""
+
+        def script(self, source):
+            return lambda observation, ended: None
+
+    class Wrong(Cups):
+        """Cups of a script that takes a colour."""
+
+        def script(self, source):
+            return lambda observation, ended: "green" if observation == "red ball" else "two"
+
+    def checked(kind: type) -> None:
+        environment = ResetStep(kind, {})
+        checks = rehearsal("cups", environment, compares=True, takes_turns=False, now=lambda: 0.0)
+        call = next(checks)
+        while True:
+            call = checks.send(call.now())
+
+    with pytest.raises(ConfigError, match=r"script\(source\)\('red ball'\) must be text, got None"):
+        checked(Silent)
+    with pytest.raises(ConfigError, match=r"\('red ball'\) must be an action .*, got 'green'"):
+        checked(Wrong)
 
 
 @given(st.integers(0, 2**31), st.text(alphabet="abc -.1é", max_size=40))
