@@ -196,7 +196,10 @@ class ResetStepPlay(SlowPlay):
             return result
         to_shown, outcome, legal = self.exchange.to_shown, result.outcome, result.legal_actions
         if legal:
-            legal = tuple(map(to_shown, legal))
+            # Not in the class's order: the place of an action would tell the word of the class.
+            shown = set(map(to_shown, legal))
+            kept = [action for action in legal if action in shown]
+            legal = (*kept, *sorted(shown.difference(kept)))
         outcome = replace(
             outcome,
             observation=to_shown(outcome.observation),

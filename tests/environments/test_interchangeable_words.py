@@ -63,7 +63,7 @@ def test_the_agent_reads_exchanged_words_and_the_class_its_own() -> None:
         paid = set[str]()
         for episode, cup in enumerate(CUPS):
             play = begun(environment, seed, episode=episode)
-            assert sorted(play.legal_actions()) == sorted(CUPS)
+            assert play.legal_actions() == CUPS, "their order does not tell the class's words"
             first = play.observation.split()
             play.act(cup)
             outcome = make_pending_calls(play)
@@ -147,6 +147,18 @@ def test_a_script_that_chooses_no_legal_action_is_refused_in_the_words_of_the_cl
         checked(Silent)
     with pytest.raises(ConfigError, match=r"\('red ball'\) must be an action .*, got 'green'"):
         checked(Wrong)
+
+
+def test_an_action_that_is_listed_in_exchanged_words_alone_comes_after_the_others() -> None:
+    class Half(Cups):
+        """Cups of which two can be opened."""
+
+        legal_actions = ("two", "one")
+
+    environment, listed = ResetStep(Half, {}), set[tuple[str, ...]]()
+    for seed in range(30):
+        listed.add(tuple(begun(environment, seed).legal_actions()))
+    assert listed == {("two", "one"), ("two", "three"), ("one", "three")}
 
 
 @given(st.integers(0, 2**31), st.text(alphabet="abc -.1é", max_size=40))
