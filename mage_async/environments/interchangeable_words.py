@@ -9,7 +9,7 @@ names of the cups the agent meets all six. Held-out tasks keep their words.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 WordSets = tuple[tuple[str, ...], ...]
@@ -47,10 +47,12 @@ class Exchange:
 
     @cached_property
     def _word(self) -> re.Pattern[str]:
-        # The longest words first: if "red" and "red-hot" are listed, "red" must not be found in
-        # "red-hot".
-        words = sorted(self._shown, key=len, reverse=True)
-        return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
+        return _any_of(self._shown)
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of any of the words, where it is a whole word of a text."""
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
 
 def fault_of(sets: object, words: Sequence[str]) -> str:
@@ -74,4 +76,11 @@ def fault_of(sets: object, words: Sequence[str]) -> str:
             if words and word not in words:
                 return f"must list words of `words`, got {word!r:.60}, which is not among them"
             seen.add(word)
+    # With "blue" shown as "red", the text "blue-hot" would be shown as "red-hot", which is read as
+    # the one word.
+    for word in sorted(seen):
+        pattern = _any_of([word])
+        for other in sorted(seen - {word}):
+            if pattern.search(other):
+                return f"must not list {word!r:.60} beside {other!r:.60}, in which it is a word too"
     return ""

@@ -161,9 +161,11 @@ def test_an_action_that_is_listed_in_exchanged_words_alone_comes_after_the_other
     assert listed == {("two", "one"), ("two", "three"), ("one", "three")}
 
 
-@given(st.integers(0, 2**31), st.text(alphabet="abc -.1é", max_size=40))
+@given(st.integers(0, 2**31), st.text(alphabet="abcd -.1é", max_size=40))
 def test_an_exchange_is_undone_by_the_other_direction(seed: int, text: str) -> None:
-    exchange = Exchange((("a", "b", "a-b"), ("c", "1")), seed)
+    sets = (("a", "b", "c-d"), ("é", "1"))
+    assert not fault_of(sets, ())
+    exchange = Exchange(sets, seed)
     assert exchange.to_own(exchange.to_shown(text)) == text
     assert exchange.to_shown(exchange.to_own(text)) == text
 
@@ -191,6 +193,12 @@ def test_words_that_cannot_be_exchanged_are_refused(declared: object, sentence: 
     kind = type("Wrong", (Cups,), {"interchangeable": declared, "__doc__": "Cups."})
     with pytest.raises(ConfigError, match=r"`interchangeable` .*" + sentence):
         ResetStep(kind, {})
+
+
+def test_a_word_of_a_word_is_refused() -> None:
+    sets = [("red", "blue"), ("red-hot", "cold")]
+    assert fault_of(sets, ()) == "must not list 'red' beside 'red-hot', in which it is a word too"
+    assert not fault_of([("red", "blue"), ("reddish", "pale-blueish")], ())
 
 
 def test_words_of_a_pattern_are_not_exchanged() -> None:
