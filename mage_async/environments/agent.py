@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.environments.environment import Outcome, reward_fault
+from mage_async.environments.interchangeable_words import WordSets
 from mage_async.environments.user_calls import Call, Callee, Method, MethodResult, Request
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
-from mage_async.errors import CallFault, RunError
+from mage_async.errors import CallFault, ConfigError, RunError
 from mage_async.trajectory import Task
+from mage_async.user_modules import place_of
 
 
 @dataclass(slots=True)
@@ -158,3 +160,14 @@ class AgentTasks(ResetStep):
 
     def _check_methods(self) -> None:
         """Check nothing: a program has neither `reset` nor `step`."""
+
+    def _checked_exchange(self, sets: Any, words: tuple[str, ...]) -> WordSets:
+        """Return no sets; raise a `ConfigError` if the program declares some."""
+        # The program reads and writes the policy's texts itself.
+        if sets is not None:
+            raise ConfigError(
+                f"environment {self._name!r}: `interchangeable` words are exchanged in what `step` "
+                "reads and returns, and a program has no `step`: leave them out, or exchange words "
+                f"in `run`{place_of(self.kind)}"
+            )
+        return ()

@@ -55,15 +55,13 @@ def _any_of(words: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
 
-def fault_of(sets: object, words: Sequence[str]) -> str:
+def fault_of(sets: Sequence[object], words: Sequence[str]) -> str:
     """Return why a declaration of interchangeable words cannot be used; "" if it can.
 
     Args:
-        sets: The declared value.
+        sets: The declared list or tuple.
         words: Closed vocabulary of the class; empty if it has none.
     """
-    if not isinstance(sets, list | tuple):
-        return f"must be {FORM}, got {sets!r:.60}"
     seen = set[str]()
     for each in sets:
         if not isinstance(each, list | tuple) or len(each) < 2:

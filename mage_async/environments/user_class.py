@@ -36,7 +36,7 @@ from mage_async.environments.environment import (
     reward_fault,
     short_value,
 )
-from mage_async.environments.interchangeable_words import Exchange, WordSets, fault_of
+from mage_async.environments.interchangeable_words import FORM, Exchange, WordSets, fault_of
 from mage_async.environments.legal_pattern import matching_texts, pattern_fault
 from mage_async.environments.user_calls import (
     Call,
@@ -931,6 +931,8 @@ class ResetStep(Environment):
         """
         if sets is None:
             return ()
+        if not isinstance(sets, list | tuple):
+            raise self._wrong("interchangeable", FORM, sets)
         if fault := fault_of(sets, words):
             raise ConfigError(
                 f"environment {self._name!r}: `interchangeable` {fault}{place_of(self.kind)}"

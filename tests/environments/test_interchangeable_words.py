@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mage_async.environments.agent import AgentProgram, AgentTasks
 from mage_async.environments.interchangeable_words import Exchange, fault_of
 from mage_async.environments.rehearsal import rehearsal
 from mage_async.environments.user_calls import make_pending_calls
@@ -193,6 +194,21 @@ def test_words_that_cannot_be_exchanged_are_refused(declared: object, sentence: 
     kind = type("Wrong", (Cups,), {"interchangeable": declared, "__doc__": "Cups."})
     with pytest.raises(ConfigError, match=r"`interchangeable` .*" + sentence):
         ResetStep(kind, {})
+
+
+def test_a_method_and_words_of_a_program_are_refused() -> None:
+    kind = type("Wrong", (Cups,), {"interchangeable": lambda self: [CUPS], "__doc__": "Cups."})
+    with pytest.raises(ConfigError, match="a method: the class itself is read, so write `interch"):
+        ResetStep(kind, {})
+
+    class Program(AgentProgram):
+        interchangeable = (CUPS,)
+
+        async def run(self, task, episode, seed, base_url, api_key):
+            return 0.0
+
+    with pytest.raises(ConfigError, match=r"a program has no `step`: leave them out, .*, line"):
+        AgentTasks(Program, {})
 
 
 def test_a_word_of_a_word_is_refused() -> None:
