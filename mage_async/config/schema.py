@@ -133,6 +133,14 @@ class TrialShape(Section):
         """Return the largest number of actions of a trial; an episode has at most `max_turns`."""
         return (self.episode_budget or self.episodes) * max_turns
 
+    def most_completions(self, max_turns: int) -> int:
+        """Return the largest number of actions, strategies and reflections of a trial; an episode
+        has at most `max_turns` actions.
+        """
+        actions = self.most_turns(max_turns)
+        strategies = {"none": 0, "episode": self.episodes, "turn": actions}[self.strategy]
+        return actions + strategies + (self.episodes - 1 if self.reflects else 0)
+
     def context_bounds(self, max_turns: int) -> ContextBounds:
         """Return the bounds of a context that notes never replace.
 

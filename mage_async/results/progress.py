@@ -16,7 +16,7 @@ from typing import Any
 from mage_async.config.schema import Config
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
-from mage_async.environments.mix import component_of
+from mage_async.environments.mix import Mix, component_of
 from mage_async.results.metrics import earning_episodes
 from mage_async.results.run_files import Event, run_history
 from mage_async.trajectory import Group, Kind, Trial, num_decimals
@@ -354,6 +354,13 @@ def time_in_words(number: float) -> str:
     return f"{minutes}:{rest:02} min" if minutes else f"{rest} s"
 
 
+def _has_program(environment: Environment) -> bool:
+    """Return whether the environment, or a part of a mix, is played by a program."""
+    if isinstance(environment, Mix):
+        return any(isinstance(part.environment, AgentTasks) for part in environment.parts)
+    return isinstance(environment, AgentTasks)
+
+
 @dataclass(slots=True)
 class ProgressCounts:
     """Count the heartbeats, trials and drops that reach the learner, for snapshots of its progress.
@@ -491,9 +498,9 @@ class ProgressCounts:
         due_s, is_bound = None, False
         if doing[0] == "batch not full" and arrived < needed:
             is_bound = len(self._latest) < KNOWN_SHARE * needed
-            most_turns = config.trial.most_turns(environment.facts.max_turns)
+            most_turns = config.trial.most_completions(environment.facts.max_turns)
             # The limit of a program's calls is far above their usual number, and gives no bound.
-            if not (is_bound and isinstance(environment, AgentTasks)):
+            if not (is_bound and _has_program(environment)):
                 turns_each = most_turns if is_bound else 0
                 due_s = self._due_s(needed - arrived, under_way, turns_per_s, turns_each)
         places = Counter[str]()

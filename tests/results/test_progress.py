@@ -80,10 +80,11 @@ def snapshot(
     environment=RPS,
     dropped=None,
     under_way=None,
+    config=CONFIG,
 ):
     return counts.snapshot(
         now,
-        CONFIG,
+        config,
         environment,
         version=version,
         doing=(doing, 12.0),
@@ -237,6 +238,23 @@ def test_the_limit_of_a_programs_calls_bounds_no_time() -> None:
     counts.add_heartbeat("actor-0", {"num_completions": 20})
     seen = snapshot(counts, 10.0, environment=program, under_way=(32, 20))
     assert (seen.due_s, seen.is_due_bound) == (None, False)
+    mix = load("mix", parts=[{"name": "boxes"}, {"name": "rps"}])
+    assert snapshot(counts, 20.0, environment=mix, under_way=(32, 20)).is_due_bound
+    mix.parts = (mix.parts[0], replace(mix.parts[1], environment=program))
+    seen = snapshot(counts, 20.0, environment=mix, under_way=(32, 20))
+    assert (seen.due_s, seen.is_due_bound) == (None, False)
+
+
+def test_the_longest_trial_has_strategies_and_reflections_too() -> None:
+    shape = msgspec.structs.replace(CONFIG.trial, episodes=3, memory="history_and_reflection")
+    assert msgspec.structs.replace(shape, strategy="turn").most_completions(10) == 62
+    assert msgspec.structs.replace(shape, strategy="episode").most_completions(10) == 35
+    shape = msgspec.structs.replace(shape, memory="history", strategy="turn")
+    config, counts = msgspec.structs.replace(CONFIG, trial=shape), ProgressCounts()
+    snapshot(counts, 0.0, config=config)
+    counts.add_heartbeat("actor-0", {"num_completions": 20})
+    seen = snapshot(counts, 10.0, config=config, under_way=(32, 20))
+    assert seen.due_s == (32 * 3 * 2 * FACTS.max_turns - 20) / 2.0
 
 
 def test_trials_played_again_are_named_and_end_the_bound_on_the_time() -> None:
