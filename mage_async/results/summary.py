@@ -500,6 +500,8 @@ def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
 PLAYED_REFERENCES = {"random", "win-stay"}
 """Names of the references that are measured by playing, for an environment that states none."""
 BEFORE_TRAINING = "before training"
+SOLVED = 0.05
+"""Share of the range of returns below the largest one within which a task counts as solved."""
 """Label of the returns of version 0: those of the warm start's result, or of the pretrained model.
 """
 
@@ -559,10 +561,10 @@ def _nothing_added(summary: Mapping[str, Any], own: EpisodeRow) -> str:
     before = score_row(BEFORE_TRAINING, summary["before_training"])
     if not _gap(own, before) <= 0:  # also where a half-width of a single trial is NaN
         return ""
-    most, units = (summary["environment"].get(name) for name in ("max_return", "units"))
+    facts = summary["environment"]
+    least, most, units = (facts.get(name) for name in ("min_return", "max_return", "units"))
     train = summary["evaluation"].get("train")
-    half = (before.half_widths or [0.0])[-1]
-    if most is not None and before.values[-1] + half >= most / units:
+    if most is not None and before.values[-1] * units > most - SOLVED * (most - least):
         cause = "the task was solved already. Choose harder ones"
     elif train and _gap(score_row("", train), own) > 0:
         cause = (

@@ -168,8 +168,8 @@ def test_a_finished_run_that_adds_nothing_to_version_0_says_so_with_the_likely_c
     summary = summarise(run, wall_s=1.0, processor_s=60.0)
     halves = [0.05] * 3
 
-    def note(before, heldout, train):
-        summary["before_training"] = {"return_by_episode": [before], "ci95_by_episode": [0.05]}
+    def note(before, heldout, train, half=0.05):
+        summary["before_training"] = {"return_by_episode": [before], "ci95_by_episode": [half]}
         for name, last in (("heldout", heldout), ("train", train)):
             returns = {"return_by_episode": [0.0, 0.0, last], "ci95_by_episode": halves}
             summary["evaluation"][name] |= returns
@@ -179,6 +179,8 @@ def test_a_finished_run_that_adds_nothing_to_version_0_says_so_with_the_likely_c
     assert note(0.5, 0.55, 0.5).startswith(f"{said}, by their intervals: `mage doctor RUN_DIR` ")
     assert "tasks of training are learned by heart" in note(0.5, 0.55, 0.8)
     assert "the task was solved already" in note(0.98, 1.0, 1.0)
+    # An interval of few trials that holds the largest return does not show it.
+    assert "`mage doctor RUN_DIR` looks for a cause" in note(0.5, 0.55, 0.5, half=0.6)
     assert note(0.5, 0.6, 0.5) == ""
     halves[-1] = math.nan  # of a single trial
     assert note(0.5, 0.55, 0.5) == ""
