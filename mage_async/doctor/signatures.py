@@ -995,7 +995,7 @@ class Doctor:
         """The newest step that was examined."""
         self.findings: list[Finding] = []
         """All findings so far, oldest first."""
-        self._history = History(config, bounds)
+        self._config, self._history = config, History(config, bounds)
         self._streaks: dict[str, dict[str, tuple[int, int]]] = {}
         """First step and length of the current row of steps that show a signature, by the name of
         the signature and then by subject."""
@@ -1016,12 +1016,23 @@ class Doctor:
     @staticmethod
     def recorded(records: RunRecords) -> "Doctor":
         """Return the doctor of a recorded run, which has examined nothing yet."""
-        return Doctor(records.config, _recorded_bounds(records))
+        doctor = Doctor(records.config, _recorded_bounds(records))
+        doctor.note_warm_start(records.warm_start)
+        return doctor
 
     @property
     def selection(self) -> Selection:
         """The groups of all examined steps, trained or dropped."""
         return self._history.selection
+
+    def note_warm_start(self, recorded: Record) -> None:
+        """Note whether the run has had a warm start, which it has not if nothing was worth cloning.
+
+        Args:
+            recorded: As `RunRecords.warm_start`.
+        """
+        warm = self._config.warm_start if recorded else None
+        self._history.config = msgspec.structs.replace(self._config, warm_start=warm)
 
     def step(self, record: Record) -> list[Finding]:
         """Examine the metrics of a step; a step that a restarted learner repeats is skipped."""
@@ -1068,8 +1079,7 @@ class Doctor:
 
     def conclude(self, records: RunRecords) -> list[Finding]:
         """Examine a run as a whole, and all its recorded evaluations."""
-        if not records.warm_start:  # none was asked for, or nothing was worth cloning
-            self._history.config = msgspec.structs.replace(records.config, warm_start=None)
+        self.note_warm_start(records.warm_start)
         final = [records.evaluation] if records.evaluation else []
         found = [
             _finding(name, seen, 0, 0)

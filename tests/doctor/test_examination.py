@@ -3,6 +3,7 @@
 import json
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -212,6 +213,29 @@ def test_memory_that_a_tiny_model_does_not_use_calls_for_a_warm_start_if_there_w
     assert remedy(is_cloned=True).startswith("Train for more learner.steps.")
     for settings in (["warm_start=none"], ["warm_start.kind=win_stay"]):
         assert remedy(*settings, is_cloned=False).startswith("The run began without a warm start:")
+
+
+def test_low_entropy_is_put_down_to_a_warm_start_only_where_something_was_cloned(tmp_path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    make_run(run)
+    same = {"return_by_episode": [0.1, 0.5, 0.5], "trials_per_s": 10.0}
+    same |= {"generated_tokens_per_s": 180.0}
+    steps = [each | same | {"entropy": 0.023 if each["step"] < 11 else 0.005} for each in healthy()]
+    run.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+
+    def is_blamed(*recorded: Record) -> bool:
+        records = read_records(run)
+        looks = Doctor.recorded(replace(records, warm_start=recorded[0]))
+        for each in recorded[1:]:
+            looks.note_warm_start(each)
+        found = [finding for record in records.metrics for finding in looks.step(record)]
+        (remedy,) = (each.remedy for each in found if each.name == "entropy_collapse")
+        return "The warm start left hardly anything to explore" in remedy
+
+    cloned = {"origin": "", "fault": "", "cure": ""}
+    assert is_blamed(cloned)
+    assert not is_blamed({})  # nothing was worth cloning
+    assert is_blamed({}, cloned)  # the first page was made before the warm start ended
 
 
 def test_a_class_that_was_edited_between_two_starts_is_named(tmp_path) -> None:

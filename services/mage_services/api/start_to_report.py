@@ -416,6 +416,7 @@ def run_to_end(
     """
     view = RecordedView(view or make_view(config, run, is_terminal=sys.stdout.isatty()), run)
     began, doctor = _seconds(), Doctor.of(config)
+    doctor.note_warm_start(read_document(run.warm_start))
     earlier = read_document(run.summary)  # of the starts before a resumption
     damage: list[RunError] = []
     for record in each_line(run.metrics, damage.append):  # the steps before a resumed run's start

@@ -28,7 +28,7 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor import Doctor
 from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import write_whole
+from mage_async.results.run_files import read_document, write_whole
 from mage_services.processes import process
 from mage_services.processes.child_process import OUT_OF_MEMORY
 from mage_services.processes.process import EXIT_DETERMINISTIC, EXIT_FAILED, append_lines
@@ -294,7 +294,10 @@ class Supervisor:
         Raises:
             Halted: a finding is one of `doctor.halt`.
         """
-        for finding in self.doctor.step(metrics) if self.doctor else ():
+        if self.doctor is None:
+            return
+        self.doctor.note_warm_start(read_document(self.run.warm_start))
+        for finding in self.doctor.step(metrics):
             self._show("doctor", {"event": "finding", "text": finding.sentence()})
             if finding.name in self.config.doctor.halt:
                 raise Halted(f"the doctor halted the run: {finding.sentence()}")

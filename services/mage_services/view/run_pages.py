@@ -363,6 +363,7 @@ def examined(reader: RunReader, records: RunRecords) -> tuple[list[Finding], Sel
     """
     with _lock:
         known = _examination(reader, records)
+        known.doctor.note_warm_start(records.warm_start)  # it may have ended since the last page
         for record in reader.newest_metrics(MAX_EXAMINED, after=known.doctor.last_step):
             known.doctor.step(record)
         if len(records.curve) != known.num_evaluations:
