@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2s
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -136,10 +137,7 @@ def _write(
         uncached = ""
         if cached and found.is_lasting:
             # The reason alone: `directory` may be a link to a pretrained model.
-            with TemporaryDirectory() as working:
-                reason = msgspec.json.encode({"reason": found.reason})
-                (Path(working) / NOTHING_TO_CLONE).write_bytes(reason)
-                uncached = _cache(Path(working), cached)
+            uncached = _cache(partial(_write_reason, found.reason), cached)
         return f"without a warm start: {found.reason}{uncached}"
     examples, origin, rule = found
     end = _clone(config, examples, source, directory, report)
@@ -147,7 +145,7 @@ def _write(
     (directory / WARM_START).write_bytes(msgspec.json.encode(record))
     if rule is not None:
         (directory / WIN_STAY_RULE).write_bytes(msgspec.json.encode(rule))
-    return origin + _cache(directory, cached) if cached else origin
+    return origin + _cache(partial(shutil.copytree, directory), cached) if cached else origin
 
 
 def _clone(
@@ -260,24 +258,34 @@ def policy_key(config: Config) -> str:
     return blake2s(msgspec.json.encode(parts, order="sorted"), digest_size=12).hexdigest()
 
 
-def _cache(directory: Path, cached: Path) -> str:
-    """Store a copy in the cache; return a clause on why that failed, "" if it did not."""
+def _write_reason(reason: str, directory: Path) -> None:
+    """Write a directory with the reason why there is nothing to clone."""
+    directory.mkdir()
+    (directory / NOTHING_TO_CLONE).write_bytes(msgspec.json.encode({"reason": reason}))
+
+
+def _cache(write: Callable[[Path], object], cached: Path) -> str:
+    """Store a directory in the cache; return a clause on why that failed, "" if it did not."""
     try:
-        _store(directory, cached)
+        _store(write, cached)
     except OSError as error:  # a home that cannot be written, or a full disk
         return f", not cached: {first_line(error)}"
     return ""
 
 
-def _store(directory: Path, cached: Path) -> None:
-    """Store a copy of a policy in the cache, whole or not at all. If several processes store it at
-    the same time, their copies are equal.
+def _store(write: Callable[[Path], object], cached: Path) -> None:
+    """Store a directory in the cache, whole or not at all. If several processes store it at the
+    same time, their copies are equal.
 
     Unfinished copies of processes that were killed are removed after `ABANDONED_S`.
+
+    Args:
+        write: Writes the directory.
     """
     cached.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{cached.name}.", dir=cached.parent) as working:
-        copy = shutil.copytree(directory, Path(working) / "copy")
+        copy = Path(working) / "copy"
+        write(copy)
         with suppress(OSError):  # another run has stored an equal copy first
             os.replace(copy, cached)
         now = Path(working).stat().st_mtime  # by the same clock as the other folders' times

@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from itertools import pairwise
@@ -406,6 +407,17 @@ def test_that_there_is_nothing_to_clone_is_cached_unless_the_machine_may_be_the_
         assert load_chat(tmp_path / name).encode(" red")
     (cached,) = (tmp_path / "cache" / "mage_async").iterdir()
     assert [each.name for each in cached.iterdir()] == ["nothing_to_clone.json"]
+
+
+def test_a_reason_that_cannot_be_cached_ends_no_start(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file in place of the folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no such folder"))
+    config = configured(Luck, **{"warm_start.kind": "win_stay", "warm_start.cache": True})
+    random.seed(0)
+    origin = prepare_policy(config, tmp_path / "policy", lambda progress: None, in_time)
+    assert "not clearly more than random play" in origin
+    assert ", not cached: " in origin
 
 
 def test_of_returns_that_are_all_equal_that_is_said_and_no_interval():
