@@ -371,7 +371,15 @@ def entropy_runaway(run: History) -> Sightings:
     means = [_mean(known[start : start + width]) for start in range(len(known) - width + 1)]
     since = known[means.index(min(means)) :]
     if mean - low > RUNAWAY_ERRORS * noise(since) * math.sqrt(2 / width):
-        yield Sighting(f"entropy is {mean:.3g} nats, after as little as {low:.3g}")
+        learner, remedy = run.config.learner, ""
+        if not (learner.entropy or learner.final_entropy):
+            remedy = "Lower learner.learning_rate."
+        elif learner.entropy_tokens == "restricted":
+            remedy = f"{LESS_BONUS}; lower learner.learning_rate."
+        yield Sighting(f"entropy is {mean:.3g} nats, after as little as {low:.3g}", remedy=remedy)
+
+
+LESS_BONUS = "Lower learner.entropy, or set learner.entropy_ceiling"
 
 
 INVALID_RISE = 0.1
@@ -863,8 +871,7 @@ SIGNATURES = {
         needs="entropy",
     ),
     "entropy_runaway": Signature(
-        "Lower learner.entropy, or set learner.entropy_ceiling or "
-        'learner.entropy_tokens = "restricted"; lower learner.learning_rate.',
+        f'{LESS_BONUS} or learner.entropy_tokens = "restricted"; lower learner.learning_rate.',
         entropy_runaway,
         steps_in_a_row=2,
         needs="entropy",

@@ -201,6 +201,25 @@ def test_entropy_that_a_warm_start_left_low_is_put_down_to_it() -> None:
     assert 'warm_start = "none"' in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("assignments", "remedy"),
+    [
+        (["learner.entropy=0.0", "learner.final_entropy=0.0"], "Lower learner.learning_rate."),
+        (
+            ["learner.entropy_tokens=restricted"],
+            "Lower learner.entropy, or set learner.entropy_ceiling; lower learner.learning_rate.",
+        ),
+    ],
+)
+def test_a_bonus_that_is_off_or_restricted_is_not_advised_to_be_so(
+    assignments: list[str], remedy: str
+) -> None:
+    config = config_file.load(config_file.find("quickstart"), assignments)
+    looks = Doctor(config, (0.0, 1.0))
+    found = [each for record in made_sick("entropy_runaway") for each in looks.step(record)]
+    assert [(each.name, each.remedy) for each in found] == [("entropy_runaway", remedy)]
+
+
 def returns_of(last: np.ndarray, first: float = 0.0) -> list[Record]:
     """Steps with these returns of the last of two episodes."""
     return [
