@@ -578,9 +578,10 @@ class HeldOut(NamedTuple):
             return f"{compared}, which is too few to tell what is hidden"
         if self.num_kinds == 1:
             return (
-                f"{compared}: all trained tasks answer alike where `seed` is the same, so `task` "
-                "hides nothing that matters; draw what is hidden from `task`, because `seed` is "
-                "for chance, in which held-out tasks hide nothing new"
+                f"{compared}: all trained tasks answer alike where `seed` and the actions are the "
+                "same; draw what is hidden from `task`, because `seed` is for chance, in which "
+                "held-out tasks hide nothing new; if it is drawn from `task`, random actions do "
+                "not reach it, and a policy hardly reaches it at first"
             )
         if not self.num_known:
             return f"{compared}: each hides something that no trained task hides"
@@ -652,7 +653,10 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
 
 
 def _trace(environment: Environment, member: str, num_episodes: int) -> Trace:
-    """Play a task with actions that are the same for every task, and return its trace."""
+    """Play a task with random actions that are the same for every task, and return its trace.
+
+    In every second episode an action is often repeated, as where one has to wait for what differs.
+    """
     source, facts, found = random.Random(0), environment.facts, list[tuple[str, float]]()
     task = Task(facts.name, member, 0, environment.seats()[0])
     for episode in range(num_episodes):
@@ -660,13 +664,16 @@ def _trace(environment: Environment, member: str, num_episodes: int) -> Trace:
         try:
             make_pending_calls(play)
             found.append((play.observation, 0.0))
-            is_done = False
+            is_done, action = False, ""
+            repeats = source.random() if episode % 2 else 0.0
             while not is_done:
                 if not (choices := play.legal_actions() or facts.words):
                     raise ConfigError(
                         "no `legal_actions`, `legal_pattern` or `words` say what an action may be"
                     )
-                outcome = play.act(source.choice(choices))
+                if not (repeats and action in choices and source.random() < repeats):
+                    action = source.choice(choices)
+                outcome = play.act(action)
                 # A slow play gives its outcome in a call.
                 outcome = make_pending_calls(play) or outcome
                 found.append((outcome.observation, outcome.reward))

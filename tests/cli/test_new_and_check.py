@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -658,7 +659,7 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert (new.num_train, new.num_heldout, new.num_known) == (19, 8, 0)
     *_, alike = compare_heldout(load("bad:Vault"))
     assert alike.num_known == alike.num_heldout == 2
-    assert "all trained tasks answer alike where `seed` is the same" in alike.sentence()
+    assert "all trained tasks answer alike where `seed` and the actions are" in alike.sentence()
     assert "draw what is hidden from `task`, because `seed` is for chance" in alike.sentence()
     assert "each hides something" in new.sentence()
     assert "1 of them hides what a" in new._replace(num_known=1).sentence()
@@ -699,6 +700,25 @@ def test_tasks_that_one_action_of_many_tells_apart_are_not_the_same() -> None:
     assert (found[-1].num_heldout, found[-1].num_known) == (10, 0)
     assert found[29].num_kinds < 15
     assert found[-1].num_kinds > 25, "trained tasks are told apart too"
+
+
+def test_tasks_that_differ_after_much_waiting_are_told_apart() -> None:
+    class Bus:
+        """A bus comes at one of twelve minutes."""
+
+        legal_actions = ("wait", "board")
+
+        def reset(self, seed: int, task: int) -> str:
+            self.minute, self.comes = 0, 4 + task % 12
+            return "minute"
+
+        def step(self, action: str) -> tuple[str, float, bool]:
+            self.minute += 1
+            is_over = action == "board" or self.minute == 16
+            return "early" if self.minute < self.comes else "late", 0.0, is_over
+
+    found = list(islice(compare_heldout(ResetStep(Bus, {})), 20))
+    assert found[-1].num_kinds > 1
 
 
 def test_each_task_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
