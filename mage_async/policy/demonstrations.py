@@ -55,6 +55,7 @@ from mage_async.trials.scripted_play import (
 from mage_async.trials.win_stay import (
     LEAST_COMPARED,
     NUM_COMPARED,
+    NUM_MORE,
     Comparison,
     Rule,
     best_rule,
@@ -275,9 +276,12 @@ def _training_play(
     player: Player,
     count: int = NUM_COMPARED,
     on_fault: Callable[[TrialFault], None] = lambda fault: None,
+    drawn_for: str = "win-stay",
 ) -> Iterator[Trial]:
-    """Yield trials of a player on training tasks, the same tasks in every call."""
-    warm, source = with_warm_start(config).warm_start, random.Random(f"{config.seed}/win-stay")
+    """Yield trials of a player on training tasks, the same tasks in every call with the same
+    `drawn_for`.
+    """
+    warm, source = with_warm_start(config).warm_start, random.Random(f"{config.seed}/{drawn_for}")
     episodes = warm.episodes if isinstance(warm, FromWinStay) else config.trial.episodes
     tasks = (random_task(environment, "train", source) for _ in range(count))
     yield from scripted_play(config, environment, chat, player, tasks, episodes, on_fault)
@@ -333,7 +337,14 @@ def compare_win_stay(
             )
     if min(seconds) > QUICK_S:
         return f"each of {len(seconds)} trials of random play took over {QUICK_S} s"
-    found = best_rule(lambda player: (trial for trial, _ in play(player)), chat.decode)
+
+    def play_more(player: Player) -> Iterator[Trial]:
+        given = player, NUM_MORE, faults.append, "win-stay, again"
+        trials = _training_play(config, environment, chat, *given)
+        return (trial for trial, _ in in_time(trials, LATE_S))
+
+    found = best_rule(lambda player: (trial for trial, _ in play(player)), play_more, chat.decode)
+
     if found is None:
         return (
             f"fewer than {LEAST_COMPARED} of {NUM_COMPARED} trials of random play, or of the "

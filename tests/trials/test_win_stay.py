@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -32,6 +33,7 @@ from mage_async.trials.scripted_play import random_play, random_task, scripted_t
 from mage_async.trials.win_stay import (
     LEAST_COMPARED,
     NUM_COMPARED,
+    NUM_MORE,
     Comparison,
     Rule,
     best_rule,
@@ -178,6 +180,22 @@ class Raises(Arms):
         raise OSError("the server is down")
 
 
+class Seller:
+    """A seller with a hidden lowest price: returns differ by more than they can be raised."""
+
+    legal_actions = tuple(map(str, range(10, 100, 10)))
+    words = (*legal_actions, "deal", "no")
+    max_turns, min_return, max_return = 5, 0.0, 90.0
+
+    def reset(self, seed, task):
+        self.lowest = 20 + 10 * (task % 8)
+        return "no"
+
+    def step(self, action):
+        is_deal = int(action) >= self.lowest
+        return ("deal", 100.0 - int(action), True) if is_deal else ("no", 0.0, False)
+
+
 class Failing(Arms):
     """Lose the connection at the third pull of the second episode."""
 
@@ -207,13 +225,18 @@ def player(kind, chat, guidance=None):
     environment = environment_of(config)
     rules = trial_config_of(config, environment, chat, 3)
 
-    def play(made, count=NUM_COMPARED):
-        source = random.Random(0)
+    def play(made, count=NUM_COMPARED, seed=0):
+        source = random.Random(seed)
         for index in range(count):
             task = random_task(environment, "train", source)
             yield scripted_trial(environment, task, index, rules, chat, guidance, made)
 
     return play
+
+
+def never(made):
+    """Fail: a clear comparison is not repeated."""
+    raise AssertionError
 
 
 @pytest.mark.parametrize(
@@ -228,7 +251,7 @@ def player(kind, chat, guidance=None):
 )
 def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     play = player(kind, chat)
-    found = best_rule(play, chat.decode)
+    found = best_rule(play, never, chat.decode)
     rule = found.rule
     assert found.is_better
     assert (rule.place, rule.pay) == (place, "reward")
@@ -241,7 +264,7 @@ def test_the_best_rule_is_that_of_the_task(chat, kind, place):
 
 def test_a_rule_takes_what_the_answer_to_a_wrong_action_named(chat):
     play = player(Told, chat)
-    found = best_rule(play, chat.decode)
+    found = best_rule(play, never, chat.decode)
     assert found.rule == Rule("last_word", "reward", found.rule.usual, follows_answers=True)
     for trial in play(player_of(found.rule), 20):
         # The answer to the last action of an episode is read too.
@@ -260,17 +283,31 @@ def test_rules_that_cannot_differ_or_be_learned_are_not_played(chat, kind, num_r
         made.append(each)
         return play(each)
 
-    assert best_rule(counted, chat.decode) is not None
+    assert best_rule(counted, play, chat.decode) is not None
     assert len(made) == 1 + num_rules  # and random play
 
 
 def test_a_reward_at_the_end_of_an_episode_is_that_of_its_actions(chat):
-    assert best_rule(player(Late, chat), chat.decode).rule.pay == "return"
+    assert best_rule(player(Late, chat), never, chat.decode).rule.pay == "return"
 
 
 def test_no_rule_is_better_than_random_play_where_pay_is_luck(chat):
     random.seed(0)
-    assert not best_rule(player(Luck, chat), chat.decode).is_better
+    play = player(Luck, chat)
+    assert not best_rule(play, partial(play, count=NUM_MORE, seed=1), chat.decode).is_better
+
+
+def test_a_rule_whose_lead_is_not_clear_in_64_trials_is_compared_again(chat):
+    play = player(Seller, chat)
+
+    def more(made):
+        return play(made, NUM_MORE, 1)
+
+    few, many = best_rule(play, lambda made: [], chat.decode), best_rule(play, more, chat.decode)
+    assert (few.is_better, few.is_promising, few.num_tasks) == (False, True, NUM_COMPARED)
+    assert (many.is_better, many.num_tasks) == (True, NUM_MORE)
+    assert many.is_complete
+    assert not few.is_complete
 
 
 @pytest.mark.parametrize("has_few", [True, False])
@@ -279,7 +316,7 @@ def test_no_rule_is_found_in_a_few_trials_of_either_player(chat, has_few):
         is_short = (made is random_play) == has_few
         return player(Arms, chat)(made, LEAST_COMPARED - is_short)
 
-    assert best_rule(play, chat.decode) is None
+    assert best_rule(play, never, chat.decode) is None
 
 
 def test_a_rule_is_cloned_if_its_lead_and_its_gain_are_clear():
