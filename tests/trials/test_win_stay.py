@@ -181,19 +181,42 @@ class Raises(Arms):
 
 
 class Seller:
-    """A seller with a hidden lowest price: returns differ by more than they can be raised."""
+    """A seller with a hidden lowest price, and costs of the way home that are luck: returns differ
+    by more than they can be raised.
+    """
 
     legal_actions = tuple(map(str, range(10, 100, 10)))
     words = (*legal_actions, "deal", "no")
-    max_turns, min_return, max_return = 5, 0.0, 90.0
+    max_turns, min_return, max_return = 5, -70.0, 90.0
 
-    def reset(self, seed, task):
+    def reset(self, seed, task, episode):
+        self.costs = random.Random(f"{seed}-{episode}")
         self.lowest = 20 + 10 * (task % 8)
         return "no"
 
     def step(self, action):
+        cost = self.costs.choice((0, 70))
         is_deal = int(action) >= self.lowest
-        return ("deal", 100.0 - int(action), True) if is_deal else ("no", 0.0, False)
+        return ("deal", 100.0 - int(action) - cost, True) if is_deal else ("no", 0.0, False)
+
+
+class Songs:
+    """Play four of eight songs to a guest who loves one and likes three."""
+
+    legal_actions = tuple(f"song{number}" for number in range(8))
+    words = (*legal_actions, "dances", "hums", "skips", "play")
+    max_turns = 4
+
+    def reset(self, seed, task):
+        songs = random.Random(task).sample(self.legal_actions, 8)
+        self.pays = dict(zip(songs, (2, 1, 1, 1, 0, 0, 0, -1), strict=True))
+        self.left = 4
+        return "play"
+
+    def step(self, action):
+        self.left -= 1
+        said = ("skips", "skips", "hums", "dances")[self.pays[action] + 1]
+        return said, float(self.pays[action]), self.left == 0
 
 
 class Failing(Arms):
@@ -265,7 +288,8 @@ def test_the_best_rule_is_that_of_the_task(chat, kind, place):
 def test_a_rule_takes_what_the_answer_to_a_wrong_action_named(chat):
     play = player(Told, chat)
     found = best_rule(play, never, chat.decode)
-    assert found.rule == Rule("last_word", "reward", found.rule.usual, follows_answers=True)
+    assert (found.rule.place, found.rule.pay) == ("last_word", "reward")
+    assert found.rule.follows_answers
     for trial in play(player_of(found.rule), 20):
         # The answer to the last action of an episode is read too.
         assert trial.episode_rewards()[1:] == [3.0, 3.0]
@@ -308,6 +332,22 @@ def test_a_rule_whose_lead_is_not_clear_in_64_trials_is_compared_again(chat):
     assert (many.is_better, many.num_tasks) == (True, NUM_MORE)
     assert many.is_complete
     assert not few.is_complete
+
+
+def test_what_pays_a_little_is_repeated_only_in_the_last_episode(chat):
+    play = player(Songs, chat)
+    found = best_rule(play, never, chat.decode)
+    assert (found.rule.usual, found.rule.good, found.rule.last) == (
+        pytest.approx(0.4, abs=0.1),
+        2,
+        2,
+    )
+    # A player that is content with what pays more than the mean.
+    content = Rule(found.rule.place, found.rule.pay, found.rule.usual)
+    by_content = [trial.episode_rewards()[-1] for trial in play(player_of(content))]
+    assert found.by_rule[0] > 1.3 * np.mean(by_content)
+    assert not found.rule.has_won(1.0, 1)
+    assert found.rule.has_won(1.0, 2)
 
 
 @pytest.mark.parametrize("has_few", [True, False])
