@@ -35,8 +35,12 @@ def test_a_finding_is_a_line_and_changes_nothing(site: Site) -> None:
     site.says("learner", *events(1, 8))
     ended = run(site)
     assert ended.returncode == 0, ended.stderr
-    (line,) = [line for line in ended.stdout.splitlines() if "truncation" in line]
+    line, again = [line for line in ended.stdout.splitlines() if "truncation" in line]
     assert "doctor: truncation since step 1: 50% of actions used up their 1 tokens" in line
+    assert again.endswith(
+        "doctor: found during the run: truncation since step 1; what to do: `mage doctor "
+        f"{site.run.root}`"
+    )
 
 
 def test_a_resumed_run_starts_its_processes_with_the_arguments_of_a_new_run(site: Site) -> None:

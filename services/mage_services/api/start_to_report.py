@@ -533,10 +533,14 @@ def _finish(
     records = read_records(run)  # once: a long run has hundreds of megabytes
     summary = summarise(run, **total, records=records)
     view.close(summary)
+    place = shlex.quote(str(run.root))
+    if doctor.findings:  # their lines are far up in the terminal
+        found = ", ".join(f"{each.name} since step {each.onset}" for each in doctor.findings)
+        view.line(f"doctor: found during the run: {found}; what to do: `mage doctor {place}`")
     for finding in doctor.conclude(records):
         view.line(f"doctor: {finding.sentence()}")
     if (best := best_checkpoint(run, records.config)) and best.reason:
-        step, place = step_of(best.path), shlex.quote(str(run.root))
+        step = step_of(best.path)
         view.line(
             f"best checkpoint: step {step}: {best.reason}. Measure it: `mage evaluate {place} "
             f"--checkpoint {step}`; go on from it: `mage train --from {place} --checkpoint {step}`"
