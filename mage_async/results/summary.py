@@ -633,7 +633,7 @@ def probe_rows(scores: Mapping[str, Score]) -> dict[str, EpisodeRow]:
 
 
 def diversity_row(diversity: Mapping[str, Any]) -> EpisodeRow:
-    """Return the entropy of trajectories; see `mage_async/results/diversity.py`."""
+    """Return the entropy of trajectories; see `mage_async/results/score.py`."""
     label = f"diversity, in nats, at most {diversity['most']:.2f}"
     return EpisodeRow(label, diversity["entropy_by_episode"], halves_of(diversity))
 

@@ -14,9 +14,8 @@ from mage_async.config.schema import Pretrained
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.results.diversity import Diversity
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.score import Harder, Score
+from mage_async.results.score import Diversity, Harder, Score
 from mage_async.trials.action_parser import ActionParser
 from mage_services.actor.evaluator import Evaluator, write_evaluation
 from mage_services.api.evaluation import ladder_of, score_rungs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mage_async.policy_version import VersionRun
-from mage_async.results.diversity import diversity, trajectory
+from mage_async.results.score import diversity, trajectory
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 TASK = Task("rps", "m", 1)

@@ -43,14 +43,15 @@ from mage_async.plan.forecast import final_sets
 from mage_async.policy.demonstrations import LATE_S, WIN_STAY_RULE, scripted_play
 from mage_async.policy.full_disk import writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
-from mage_async.results.diversity import Diversity, diversity
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.run_files import read_document, read_lines, write_whole
 from mage_async.results.score import (
+    Diversity,
     Harder,
     Rung,
     Score,
     by_environment,
+    diversity,
     environment_returns,
     references,
     rung_label,
