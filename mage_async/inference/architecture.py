@@ -51,21 +51,14 @@ NORMS = {
 """Norms of the other families."""
 DEFAULT_ROPE_BASES = {"smollm3": 2_000_000.0}
 """Base of the rotation of families whose default is not 10,000."""
-LEAST_VALUES = {
-    "vocab_size": 1,
-    "hidden_size": 1,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 1,
-    "intermediate_size": 1,
-    "max_position_embeddings": 1,
-    "no_rope_layer_interval": 1,
-    "sliding_window_pattern": 1,
-    "_sliding_window_pattern": 1,
-    "sliding_window": 0,
-    "max_window_layers": 0,
-}
+LEAST_VALUES = dict.fromkeys(
+    (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+        *("no_rope_layer_interval", "sliding_window_pattern", "_sliding_window_pattern"),
+    ),
+    1,
+) | {"sliding_window": 0, "max_window_layers": 0}
 """Least values of the keys of `config.json` that hold whole numbers."""
 DEFAULT_WINDOWS = {"gemma3_text": 4096, "mistral": 4096}
 """Sliding window in tokens of families that have one by default."""

@@ -23,28 +23,9 @@ from mage_services.terminal import printing
 COMMANDS = {
     name: import_module(f"mage_services.cli.{name.replace('-', '_')}")
     for name in (
-        "new",
-        "check",
-        "train",
-        "evaluate",
-        "adapt",
-        "play",
-        "chat",
-        "serve",
-        "push",
-        "view",
-        "report",
-        "doctor",
-        "replay",
-        "journal",
-        "track",
-        "sweep",
-        "ablate",
-        "keys",
-        "serve-environment",
-        "plan",
-        "config",
-        "completion",
+        *("new", "check", "train", "evaluate", "adapt", "play", "chat", "serve", "push"),
+        *("view", "report", "doctor", "replay", "journal", "track", "sweep", "ablate"),
+        *("keys", "serve-environment", "plan", "config", "completion"),
     )
 }
 """Modules of the commands, by name. Each has `HELP`, one sentence for `mage --help`;
