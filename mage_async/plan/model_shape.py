@@ -19,6 +19,7 @@ from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.lora import add_adapters
 from mage_async.methods.method import Methods
 from mage_async.policy.load import as_policy_error, refuse_untrainable, tiny_shape
+from mage_async.policy.model_files import kv_token_bytes
 from mage_async.policy.tiny_tokenizer import build_tokenizer
 
 QWEN3: dict[str, Any] = {
@@ -85,10 +86,7 @@ class Shape:
 
     def kv_token_bytes(self, itemsize: int, gpus: int = 1) -> int:
         """Return the bytes of a token's keys and values on each of `gpus` that share the model."""
-        shape = self.config
-        size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-        heads = max(1, shape.num_key_value_heads // gpus)  # several GPUs may hold the same head
-        return int(2 * shape.num_hidden_layers * heads * size * itemsize)
+        return kv_token_bytes(self.config.to_dict(), itemsize, gpus)
 
 
 def shape_of(config: Config) -> Shape:

@@ -160,7 +160,7 @@ def outline_of(directory: Path) -> Outline:
     tensors = {name: shape for file in files for name, shape in _shapes(file).items()}
     is_untied = config.get("tie_word_embeddings") is False
     model_type = str(config.get("model_type", ""))
-    return Outline(model_type, tensors, _kv_token_bytes(config), is_untied)
+    return Outline(model_type, tensors, kv_token_bytes(config), is_untied)
 
 
 def check_type(directory: Path, *, is_embedded: bool) -> None:
@@ -250,14 +250,17 @@ def check_targets(model_type: str, targets: list[str], linear: set[str]) -> None
         raise PolicyError("policy.lora.targets is empty: name a layer, or leave policy.lora out")
 
 
-def _kv_token_bytes(config: dict[str, Any]) -> int:
-    """Return the bytes of one token's keys and values over all layers, in float32."""
+def kv_token_bytes(config: Mapping[str, Any], itemsize: int = 4, gpus: int = 1) -> int:
+    """Return the bytes of a token's keys and values over all layers, on each of the GPUs that share
+    the model.
+    """
     layers, width, heads = (
         config.get(key) or 0 for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
     size = config.get("head_dim") or (width // heads if heads else 0)
-    # A key and a value, of 4 bytes per number.
-    return 2 * 4 * layers * (config.get("num_key_value_heads") or heads) * size
+    # Several GPUs may hold the same head.
+    heads_each = max(1, (config.get("num_key_value_heads") or heads) // gpus)
+    return int(2 * itemsize * layers * heads_each * size)
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:

@@ -384,8 +384,7 @@ def ladder_of(config: Config, name: str) -> Ladder:
     """
     # `environment.ladder` trains on easier rungs first, and on the environment's own options last.
     # Harder rungs lie above these options, so the easier ones are left out here.
-    section = msgspec.structs.replace(config.environment, ladder="")
-    config = msgspec.structs.replace(config, environment=section)
+    config = _with_environment(config, ladder="")
     environment, part, own = environment_of(config), "", config
     if isinstance(environment, Mix):
         part, _, name = name.partition("/")
@@ -407,10 +406,8 @@ def _part_alone(config: Config, mix: Mix, label: str) -> Config:
     """
     for part, given in zip(mix.parts, config.environment.options["parts"], strict=True):
         if part.label == label:
-            environment = msgspec.structs.replace(
-                config.environment, name=part.name, options=dict(given.get("options", {}))
-            )
-            return msgspec.structs.replace(config, environment=environment)
+            options = dict(given.get("options", {}))
+            return _with_environment(config, name=part.name, options=options)
     known = ", ".join(part.label for part in mix.parts if part.environment.ladders)
     raise ConfigError(
         f"the environment is a mix, and no part of it is called {label!r}: write `--harder PART` "
@@ -437,8 +434,12 @@ def _readable(own: Config, rungs: list[dict[str, Any]], known: set[str]) -> list
 
 def with_rung(config: Config, rung: Options) -> Config:
     """Return the configuration with the options of a rung."""
-    options = {**config.environment.options, **rung}
-    environment = msgspec.structs.replace(config.environment, options=options)
+    return _with_environment(config, options={**config.environment.options, **rung})
+
+
+def _with_environment(config: Config, **changes: Any) -> Config:
+    """Return the configuration with other values of keys of `[environment]`."""
+    environment = msgspec.structs.replace(config.environment, **changes)
     return msgspec.structs.replace(config, environment=environment)
 
 
