@@ -75,7 +75,7 @@ def softmax_of(
     hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float | Tensor
 ) -> Softmax:
     """Compute the distribution of each row; probabilities that underflow add 0 to the entropy."""
-    logits = matmul(at_least(hidden, MIN_ROWS), head.T)[: len(hidden)]
+    logits = matmul(padded(hidden), head.T)[: len(hidden)]
     apply_temperature(logits, inverse_temperature)
     logprobs = logits.log_softmax(-1)
     probs = logprobs.exp()
@@ -113,9 +113,9 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     return left.to(dtype) @ right.to(dtype)
 
 
-def at_least(matrix: Tensor, num_rows: int) -> Tensor:
-    """Pad a matrix with zero rows to at least `num_rows`."""
-    missing = num_rows - len(matrix)
+def padded(matrix: Tensor) -> Tensor:
+    """Pad a matrix with zero rows to at least `MIN_ROWS`."""
+    missing = MIN_ROWS - len(matrix)
     return torch.nn.functional.pad(matrix, (0, 0, 0, missing)) if missing > 0 else matrix
 
 
@@ -236,8 +236,8 @@ class GradientSink:
         """Add a chunk's gradient of the tempered logits, `[R, V]`, which is overwritten."""
         apply_temperature(gradient, inverse_temperature)
         gradient = gradient.to(self.head.dtype)
-        padded = at_least(gradient, MIN_ROWS)
-        self.d_hidden[rows] = matmul(padded, self.head)[: len(gradient)].to(self.d_hidden.dtype)
+        d_hidden = matmul(padded(gradient), self.head)[: len(gradient)]
+        self.d_hidden[rows] = d_hidden.to(self.d_hidden.dtype)
         if self.is_frozen:
             return
         d_head = matmul(gradient.T, self.hidden[rows])

@@ -600,10 +600,10 @@ class _Script:
         return play.exchange.to_shown(action)
 
 
-def _takes(function: Any, name: str) -> bool:
-    """Return whether a function has a parameter of a name."""
+def _takes_ended(function: Any) -> bool:
+    """Return whether a function has a parameter `ended`."""
     with suppress(ValueError):  # a function of C without a signature
-        return name in inspect.signature(function).parameters
+        return "ended" in inspect.signature(function).parameters
     return False
 
 
@@ -690,10 +690,9 @@ class ResetStep(Environment):
         Args:
             seed: The seed that `seed_of` returns.
         """
-        is_heldout = seed % 2 == 1
-        return (
-            None if is_heldout or not self.interchangeable else Exchange(self.interchangeable, seed)
-        )
+        if seed % 2 or not self.interchangeable:  # held-out tasks have the odd seeds
+            return None
+        return Exchange(self.interchangeable, seed)
 
     def members(self, split: Split) -> tuple[str, ...]:
         """Return the class's tasks, or whole numbers that differ between the splits."""
@@ -736,7 +735,7 @@ class ResetStep(Environment):
         if choose is not None and not callable(choose):
             expected = "a function from the last observation to the next action, or None"
             raise self._wrong_result("script(source)", expected, choose)
-        return None if choose is None else _Script(choose, _takes(choose, "ended"))
+        return None if choose is None else _Script(choose, _takes_ended(choose))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Return `swaps(task, split)`, or all other tasks of the split."""

@@ -124,20 +124,19 @@ class Chart:
         digits = num_decimals(other.finite[-1][1] for other, _ in self.labels) - 1
         return short_number(round(line.finite[-1][1], digits))
 
-    def with_links(self, address: Callable[[int], str], noun: str, xs: Sequence[int]) -> "Chart":
-        """Return the chart with links: a click leads to the address of the nearest of `xs`.
+    def with_links(self, address: Callable[[int], str], steps: Sequence[int]) -> "Chart":
+        """Return the chart with links: a click leads to the address of the nearest step.
 
         Args:
-            noun: Word for an x, for titles such as "step 3".
-            xs: Positions of the links, ascending whole numbers.
+            steps: Positions of the links, ascending whole numbers.
         """
-        ends = [self.area.across(x) for x in xs]
+        ends = [self.area.across(step) for step in steps]
         left, right = self.area.left, self.area.width - self.area.right
         middles = [(one + other) / 2 for one, other in pairwise(ends)]
         edges = pairwise(min(max(edge, left), right) for edge in (left, *middles, right))
         links = [
-            (start, stop - start, address(x), f"{noun} {x}")
-            for x, (start, stop) in zip(xs, edges, strict=True)
+            (start, stop - start, address(step), f"step {step}")
+            for step, (start, stop) in zip(steps, edges, strict=True)
         ]
         return replace(self, links=links)
 

@@ -149,13 +149,13 @@ def read_document(file: Path) -> Record:
     return parsed(file, _text(file)) if file.is_file() else _FileRecord(file, {})
 
 
-def read_lines(file: Path, on_damage: Callable[[RunError], None] | None = None) -> list[Record]:
+def read_lines(file: Path) -> list[Record]:
     """Read the finished lines of a file of JSON lines; return an empty list if there is no file.
 
     Raises:
         RunError: see `each_line`, which needs less memory.
     """
-    return list(each_line(file, on_damage))
+    return list(each_line(file))
 
 
 def each_line(

@@ -842,12 +842,9 @@ class AgentRun:
 
     def _reward_of_last(self) -> str:
         """Return the sentence with the reward of the episode that ended last."""
-        is_worded = bool(self._config.prompts.rules)
-        return (
-            f"The episode is over; its reward is {self._reward:g}."
-            if is_worded
-            else f"reward {self._reward:g}"
-        )
+        if not self._config.prompts.rules:
+            return f"reward {self._reward:g}"
+        return f"The episode is over; its reward is {self._reward:g}."
 
     def _next_episode(self) -> None:
         self.episode, self.kind = self.episode + 1, Kind.ACT
@@ -883,9 +880,8 @@ def _without_extra_arguments(parameters: dict[str, Any] | None) -> dict[str, Any
     that it does not know. A schema that allows or forbids them itself is returned as it is.
     """
     parameters = parameters or {"type": "object"}
-    return (
-        {"additionalProperties": False} | parameters if "properties" in parameters else parameters
-    )
+    closed = {"additionalProperties": False} if "properties" in parameters else {}
+    return closed | parameters
 
 
 def _is_free(end: _End) -> bool:

@@ -134,7 +134,7 @@ def overview(request: PageRequest) -> Markup:
         curves=[
             (
                 caption,
-                chart and chart.with_links(lambda x: f"{frame.home}step/{x}", "step", steps),
+                chart and chart.with_links(lambda x: f"{frame.home}step/{x}", steps),
             )
             for caption, chart in curves.learning_curves(records)
         ],
