@@ -127,16 +127,16 @@ def _gpus_of_learner(config: Config) -> range:
     return range(first, first + config.learner.ranks)
 
 
-def check_dtype(dtype: str, device: Device, key: str) -> None:
-    """Refuse a type that a GPU cannot compute in.
+def check_dtype(dtype: str, device: Device) -> None:
+    """Refuse a `policy.dtype` that a GPU cannot compute in.
 
     Raises:
         ConfigError: the message names the key.
     """
     if dtype == "bfloat16" and not device.has_bfloat16:
         raise ConfigError(
-            f'{key} = "bfloat16", which {device.name} does not compute in: set it to "float32", '
-            "or take another GPU"
+            f'policy.dtype = "bfloat16", which {device.name} does not compute in: set it to '
+            '"float32", or take another GPU'
         )
 
 
@@ -364,7 +364,7 @@ def plan_of(
             f"a context has from 2 to engine.max_tokens = {longest} tokens, got {context_tokens}"
         )
     if config.learner.device != "cpu":
-        check_dtype(config.policy.dtype, device, "policy.dtype")
+        check_dtype(config.policy.dtype, device)
     shape, batch = shape_of(config), Batch.of(config, context_tokens)
     update = update_of(config, shape, batch)
     processes = processes_of(config, shape, update, device, num_actors)

@@ -239,8 +239,8 @@ def test_seconds_follow_from_a_rate_that_is_given_or_of_a_data_sheet() -> None:
 
 def test_a_type_that_a_gpu_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'policy.dtype = "bfloat16", which v100 does not'):
-        check_dtype("bfloat16", GPUS["v100"], "policy.dtype")
-    check_dtype("float32", GPUS["v100"], "policy.dtype")
+        check_dtype("bfloat16", GPUS["v100"])
+    check_dtype("float32", GPUS["v100"])
     with pytest.raises(ConfigError, match="does not compute in"):
         plan_of(of("gpu8"), GPUS["t4"], 1)
 
