@@ -178,25 +178,13 @@ def _reference_lines(records: RunRecords, split: str) -> list[Series]:
 # Metrics against steps.
 
 THROUGHPUT = (
-    "trials_per_s",
-    "generated_tokens_per_s",
-    "trained_tokens_per_s",
-    "trial_s",
-    "train_s",
-    "waiting_s",
-    "prefix_hit_rate",
-    "groups_in_flight",
+    *("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s"),
+    *("trial_s", "train_s", "waiting_s", "prefix_hit_rate", "groups_in_flight"),
 )
 """Metrics of speed, in the order of their charts."""
 POLICY = (
-    "entropy",
-    "loss",
-    "grad_norm",
-    "clipped_share",
-    "mean_weight",
-    "logprob_gap_mean",
-    "invalid_actions_per_trial",
-    "learning_rate",
+    *("entropy", "loss", "grad_norm", "clipped_share", "mean_weight"),
+    *("logprob_gap_mean", "invalid_actions_per_trial", "learning_rate"),
 )
 """Metrics of the policy and its training, in the order of their charts."""
 

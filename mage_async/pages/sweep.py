@@ -43,24 +43,13 @@ RunsBySetting = Mapping[Setting, Sequence[FinishedRun]]
 RETURN = "heldout_last_return"
 """Name of the result that charts show: the held-out return of the last episode."""
 RESULT_COLUMNS = (
-    RETURN,
-    "train_last_return",
-    "sampled_tokens",
-    "trials_per_s",
-    "wall_s",
-    "processor_s",
-    "staleness_mean",
-    "staleness_max",
+    *(RETURN, "train_last_return", "sampled_tokens"),
+    *("trials_per_s", "wall_s", "processor_s", "staleness_mean", "staleness_max"),
 )
 """Columns of the table of returns and costs, by setting."""
 CORRECTION_COLUMNS = (
-    "over_bound_share",
-    "over_bound_share_episode_1",
-    "masked_share",
-    "masked_share_episode_1",
-    "clipped_share",
-    "effective_share",
-    "k3_mean",
+    *("over_bound_share", "over_bound_share_episode_1", "masked_share", "masked_share_episode_1"),
+    *("clipped_share", "effective_share", "k3_mean"),
 )
 """Columns of the table that shows how far off-policy tokens were, and how the correction treated
 them.

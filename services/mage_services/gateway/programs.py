@@ -36,15 +36,8 @@ PARAMETERS = ("task", "episode", "seed", "base_url", "api_key", "memory")
 """Arguments that a function may have, and fields of the request to a server; see `AgentProgram.run`
 and, for the last one, `Session`."""
 _DECLARED = (
-    "family",
-    "loses_below",
-    "max_return",
-    "members",
-    "min_return",
-    "swaps",
-    "units",
-    "wins_above",
-    "words",
+    *("members", "family", "swaps", "words"),
+    *("min_return", "max_return", "units", "wins_above", "loses_below"),
 )
 """Names that a function's module may declare, as a class with `reset` and `step` may."""
 KEPT_BYTES = 2**16

@@ -234,12 +234,8 @@ def main() -> int:
 # a list are numbered from 1, as episodes are: `train/return_by_episode_3`.
 
 TRACKED_OF_A_SET = (
-    "return_by_episode",
-    "ci95_by_episode",
-    "won_by_episode",
-    "won_within",
-    "invalid_actions_per_trial",
-    "cut_short",
+    *("return_by_episode", "ci95_by_episode", "won_by_episode", "won_within"),
+    *("invalid_actions_per_trial", "cut_short"),
 )
 """Scores of a set of evaluated tasks, such as the held-out ones, that trackers receive. The run's
 files have more scores, such as returns by member.

@@ -132,18 +132,9 @@ def _episode_links(
 # The page of a step.
 
 FIRST_METRICS = (
-    "trials_per_s",
-    "generated_tokens_per_s",
-    "staleness_mean",
-    "staleness_max",
-    "entropy",
-    "loss",
-    "grad_norm",
-    "clipped_share",
-    "invalid_actions_per_trial",
-    "logprob_gap_mean",
-    "train_s",
-    "waiting_s",
+    *("trials_per_s", "generated_tokens_per_s", "staleness_mean", "staleness_max"),
+    *("entropy", "loss", "grad_norm", "clipped_share"),
+    *("invalid_actions_per_trial", "logprob_gap_mean", "train_s", "waiting_s"),
 )
 """Metrics that the page of a step shows as tiles; the other metrics are folded."""
 

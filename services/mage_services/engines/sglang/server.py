@@ -653,14 +653,8 @@ def _bucket(path: Path) -> dict[str, Any]:
 # The process.
 
 _SHOWN = (
-    "device",
-    "dtype",
-    "attention_backend",
-    "sampling_backend",
-    "mem_fraction_static",
-    "max_total_tokens",
-    "chunked_prefill_size",
-    "max_running_requests",
+    *("device", "dtype", "attention_backend", "sampling_backend"),
+    *("mem_fraction_static", "max_total_tokens", "chunked_prefill_size", "max_running_requests"),
 )
 """Arguments that the engine's description shows."""
 
