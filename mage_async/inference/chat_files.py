@@ -240,21 +240,9 @@ def _render_function(template: str, settings: dict[str, Any], thinking: bool) ->
     return render
 
 
-def _as_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def _as_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **options: Any) -> str:
     """Write JSON as the filter `tojson` of transformers does: HTML characters are not escaped."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _refuse(message: str) -> None:
