@@ -26,10 +26,10 @@ from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.config.components import CREDITS
 from mage_async.credit.turn_table import build_table
-from mage_async.environments.games.scout import PASS, SCOUT, Payoffs, cumulative_weights
+from mage_async.environments.games.scout import PASS, SCOUT, Payoffs
 from mage_async.learning.advantages import GroupMean
 from mage_async.trajectory import Group
-from tests.helpers.game_values import differential_weights, gain_of_scouting
+from tests.helpers.game_values import cumulative_weights, differential_weights, gain_of_scouting
 
 COST = 0.7
 """Price of a probe."""

@@ -14,7 +14,7 @@ from functools import cache
 
 from mage_async.environments.games.game import cells_of
 from mage_async.environments.games.minesweeper import MINE, REWARDS, Board
-from mage_async.environments.games.scout import Payoffs, cumulative_weights
+from mage_async.environments.games.scout import Payoffs
 
 
 def earned(board: Board, opened: int, cell: int) -> float:
@@ -101,6 +101,11 @@ def _told_apart(
         shown = tuple(boards[i].shown[each] for each in cells_of(after & ~opened))
         alike[after, shown].append(i)
     return [(after, tuple(same)) for (after, _), same in alike.items()]
+
+
+def cumulative_weights(num_episodes: int, discount: float) -> tuple[float, ...]:
+    """Weights of the discounted sum of episode returns (LaMer, arXiv 2512.16848)."""
+    return tuple(discount**episode for episode in range(num_episodes))
 
 
 def differential_weights(num_episodes: int, discount: float) -> tuple[float, ...]:

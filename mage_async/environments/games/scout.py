@@ -209,7 +209,7 @@ class Scout(Game[Code]):
             "without_memory": self._best(split, (1.0,)) * num_episodes,
             "best_final": self._best(split, last),
             "best_final_without_scouting": self._best(split, last, may_scout=False),
-            "best_sum": self._best(split, cumulative_weights(num_episodes, 1.0)),
+            "best_sum": self._best(split, (1.0,) * num_episodes),
         }
 
     def _best(
@@ -247,11 +247,6 @@ _TIE = 1e-9
 """Weight of the return over the whole trial, so small that it decides only between plans of equal
 value.
 """
-
-
-def cumulative_weights(num_episodes: int, discount: float) -> tuple[float, ...]:
-    """Return the weights of the discounted sum of episode returns (LaMer, arXiv 2512.16848)."""
-    return tuple(discount**episode for episode in range(num_episodes))
 
 
 @cache

@@ -2,9 +2,10 @@
 
 import pytest
 
-from mage_async.environments.games.scout import Payoffs, Scout, cumulative_weights, solve
+from mage_async.environments.games.scout import Payoffs, Scout, solve
 from tests.helpers.game_values import (
     cumulative_threshold,
+    cumulative_weights,
     differential_threshold,
     differential_weights,
     gain_of_scouting,
