@@ -129,8 +129,7 @@ class HangmanPlay(SoloPlay):
         self._lives_left -= 1
         result = HIT if is_valid and action in self.word else MISS if is_valid else INVALID
         end = self._end(is_won=is_won)
-        is_done = bool(end)
-        return Outcome(f"{result} {self.observation}{end}", float(is_won), is_valid, is_done)
+        return Outcome(f"{result} {self.observation}{end}", float(is_won), is_valid, bool(end))
 
     def _end(self, *, is_won: bool) -> str:
         """Return the word for the end of the episode, after a space; "" if it goes on."""

@@ -444,25 +444,16 @@ def references(members: Sequence[str]) -> dict[str, float]:
     """
     values = {"minimax": 0.0}
     if not any(map(is_search, members)):
-        values["random"] = sum(map(random_value, members)) / len(members)
-        values["best_response"] = sum(map(best_response, members)) / len(members)
+        values["random"] = sum(return_against(each, fmean) for each in members) / len(members)
+        values["best_response"] = sum(return_against(each, max) for each in members) / len(members)
     return values
 
 
 @cache
-def random_value(member: str) -> float:
-    """Return the return of uniform legal moves against an opponent."""
-    return _value(member, fmean)
-
-
-@cache
-def best_response(member: str) -> float:
-    """Return the return of the best play against a known opponent."""
-    return _value(member, max)
-
-
-def _value(member: str, choose: _Choose) -> float:
-    """Return the return against an opponent, as a mean over both seats."""
+def return_against(member: str, choose: _Choose) -> float:
+    """Return the return against a known opponent, as a mean over both seats: of the best play with
+    `max`, of uniform legal moves with `fmean`.
+    """
     start = engine().load_game(GAME).new_initial_state()
     return fmean(GameTree(member, seat, choose).value(start) for seat in (0, 1))
 

@@ -1,6 +1,7 @@
 """Tic-tac-toe: its turns, its opponents and its values."""
 
 import random
+from statistics import fmean
 
 import pyspiel
 import pytest
@@ -12,9 +13,8 @@ from mage_async.environments.games.tictactoe import (
     GameTree,
     TicTacToe,
     TicTacToeExplorer,
-    best_response,
-    random_value,
     references,
+    return_against,
     taken_lightly,
     weights,
 )
@@ -95,13 +95,13 @@ def test_minimax_plays_every_move_that_keeps_the_value() -> None:
 
 
 def test_values_are_known_where_the_opponents_moves_are() -> None:
-    assert best_response("minimax") == 0.0
-    assert best_response("preferred-edges") == 1.0
-    assert random_value("random") == pytest.approx(0.0)
-    assert random_value("minimax") < -0.8
-    assert 0.95 < best_response("random") < 1.0
+    assert return_against("minimax", max) == 0.0
+    assert return_against("preferred-edges", max) == 1.0
+    assert return_against("random", fmean) == pytest.approx(0.0)
+    assert return_against("minimax", fmean) < -0.8
+    assert 0.95 < return_against("random", max) < 1.0
     assert set(references(("random", "mcts-100"))) == {"minimax"}
-    assert references(("random", "minimax"))["best_response"] == best_response("random") / 2
+    assert references(("random", "minimax"))["best_response"] == return_against("random", max) / 2
 
 
 def test_uniform_play_earns_what_the_values_say() -> None:
@@ -110,7 +110,7 @@ def test_uniform_play_earns_what_the_values_say() -> None:
         play = begin("preferred-corners", seed, seed % 2)
         while legal := play.legal_actions():
             total += play.act(source.choice(legal)).reward
-    expected = random_value("preferred-corners")
+    expected = return_against("preferred-corners", fmean)
     assert abs(total / num_episodes - expected) < 4 / num_episodes**0.5
 
 
@@ -164,7 +164,7 @@ def test_what_swaps_with_a_careless_opponent_takes_none_of_its_cells_lightly() -
 @pytest.mark.parametrize("seat", [0, 1])
 def test_no_first_cell_earns_more_than_a_third_of_those_who_do_not_know(seat: int) -> None:
     """Each is taken lightly by a third; it wins against those and never against the others."""
-    assert best_response(MEMBER) == 1.0
+    assert return_against(MEMBER, max) == 1.0
     free = [cell for cell in range(9) if seat == 0 or cell != 0]
     worth = {cell: _best_after(cell, seat) for cell in free}
     lightly = taken_lightly(MEMBER)

@@ -31,7 +31,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -316,7 +316,6 @@ def _io_struct() -> Any:
     return import_module("sglang.srt.managers.io_struct")
 
 
-@cache
 def _allowed_tokens_module() -> Any:
     """Import and return the module of the logit processor, which imports SGLang."""
     return import_module("mage_services.engines.sglang.allowed_tokens")
