@@ -10,16 +10,10 @@ from typing import Any
 from mage_async.pages.charts import Series, duration, line_chart, percent, short_number, signed
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
-from mage_async.results.certificate import PlayCounts
+from mage_async.results.certificate import ARMS, PlayCounts
 from mage_async.results.intervals import half_text
 
-LABELS = {
-    "own": "own history",
-    "blind": "blind",
-    "retry": "retry",
-    "swapped": "swapped",
-    "noise": "noise",
-}
+LABELS: dict[str, str] = {arm: arm for arm in ARMS} | {"own": "own history"}
 """Labels of the arms in charts and tables."""
 COLOURS = {"own": "heldout", "blind": "blind", "retry": "train", "swapped": "swapped"}
 """CSS class of each arm that the chart draws; the classes are named after the evaluation sets of

@@ -70,13 +70,8 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {
-    "arrows": arrows,
-    "counted": counted,
-    "short_number": short_number,
-    "signed": signed,
-    "svg": svg,
-}
+for _filter in (arrows, counted, short_number, signed, svg):
+    _ENVIRONMENT.filters[_filter.__name__] = _filter
 
 
 # The frame of every page of `mage view`.
