@@ -399,7 +399,11 @@ class FromWinStay(WarmStart, tag="win_stay"):
     """Steps of cloning over which the learning rate falls to a tenth. 0 is the same as no section.
     """
     trials: Count = 1000
-    """Number of trials that are played to be cloned."""
+    """Number of trials that are cloned until the learning rate falls. A small model learns sooner
+    to look up earlier episodes from few trials that it meets often."""
+    further_trials: Natural = 3000
+    """Number of trials that are cloned too while the rate falls, so that the first ones are not
+    learned by heart; fewer if they take more than 20 s to play."""
     batch_size: Count = 32
     """Trials per step of cloning."""
     learning_rate: Positive = 0.004

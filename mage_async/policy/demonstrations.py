@@ -75,13 +75,17 @@ TRIED_WEIGHT = 0.05
 context, so its loss would only add noise to the loss of repeated actions. With this weight a tiny
 model learns in 100 steps to repeat what paid; with a weight of 1 it takes 300.
 """
-OBSERVED_WEIGHT = 0.3
-"""Weight of observed words in trials of win-stay, lose-shift."""
+OBSERVED_WEIGHT = 0.05
+"""Weight of observed words in trials of win-stay, lose-shift, which need not be predicted. With a
+weight of 0.3 the tiny model takes up to twice as many steps until it looks up earlier episodes.
+"""
 NUM_TIMED = 8
 """Number of trials of random play that are timed, to decide whether a thousand can be played."""
 QUICK_S = 0.3
 """Seconds above which the fastest of these trials is too slow for a thousand. The fastest is
 compared, because on a busy machine the others take longer than they need."""
+FURTHER_S = 20.0
+"""Seconds after which no more of `warm_start.further_trials` are played."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
 NOTHING_TO_CLONE = "nothing_to_clone.json"
@@ -123,6 +127,8 @@ class Example:
     episodes: np.ndarray
     """int64 [T]: episode that an observed word belongs to; -1 for other tokens. In trials of
     win-stay, lose-shift: 1 for a repeated action, 0 for one that was only tried, -1 for others."""
+    is_further: bool = False
+    """Whether it is cloned only while the learning rate falls (`warm_start.further_trials`)."""
 
 
 ToClone = tuple[list[Example], str, Rule | None]
@@ -163,7 +169,9 @@ def examples_to_clone(
         rule, units = compared.rule, environment_of(config).facts.units
         origin = f"{origin}, to {rule}: {compared.sentence(units)}"
         weight = WIN_STAY_TEMPLATE_WEIGHT if is_tiny else 0.0
-        return win_stay_examples(trials, rule, words, weight, chat), origin, rule
+        first = win_stay_examples(trials[: warm.trials], rule, words, weight, chat)
+        further = win_stay_examples(trials[warm.trials :], rule, words, weight, chat)
+        return first + [replace(each, is_further=True) for each in further], origin, rule
     if isinstance(warm, FromBest):
         trials = best_trials(config, warm, directory, chat)
     else:
@@ -260,8 +268,15 @@ def _win_stay_trials(
     if not compared.is_better:
         sentence = compared.sentence(environment.facts.units)
         return NothingToClone(sentence, is_lasting=compared.is_complete)
-    play = _training_play(config, environment, chat, player_of(compared.rule), warm.trials)
-    trials = [trial for trial, _ in in_time(play, LATE_S)]
+    num_trials = warm.trials + warm.further_trials
+    play = _training_play(config, environment, chat, player_of(compared.rule), num_trials)
+    trials, further_s = list[Trial](), 0.0
+    for trial, seconds in in_time(play, LATE_S):
+        trials.append(trial)
+        if len(trials) > warm.trials:
+            further_s += seconds
+        if further_s > FURTHER_S:
+            break
     if not trials:
         return NothingToClone(
             f"a trial of the player that repeats what paid takes more than {LATE_S:g} s"

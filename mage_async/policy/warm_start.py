@@ -86,6 +86,7 @@ def warm_start(
     progress = Progress(0, warm.steps, math.nan, math.nan)
     losses, gates = list[float](), list[float]()
     step = num_skipped = in_a_row = 0
+    first = [each for each in examples if not each.is_further]
     # `falls_at`: the step at which the learning rate begins to fall.
     # `waits`: whether cloning goes on at the lowest rate as long as the gate is shut.
     falls_at: float
@@ -97,12 +98,13 @@ def warm_start(
         # With `warm.gate` = 1.0 the warm start ends after its steps, whatever the ratio.
         falls_at, waits = 0, warm.gate < 1.0
     while step < falls_at + warm.steps or (waits and step < max_steps and progress.gate > bound):
-        chosen = source.integers(len(examples), size=warm.batch_size)
+        cloned = first if falls_at == math.inf else examples
+        chosen = source.integers(len(cloned), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step, falls_at))
         # The gradient depends on neither of these two keys of the learner.
         shares = learner.shared_opening
         parts = split_minibatch(
-            [examples[i] for i in chosen], learner.max_tokens_per_microbatch, shares_opening=shares
+            [cloned[i] for i in chosen], learner.max_tokens_per_microbatch, shares_opening=shares
         )
         loss, is_skipped = _step(model, optimizer, trained, parts, sums, shares_opening=shares)
         step += 1

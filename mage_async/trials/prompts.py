@@ -85,7 +85,7 @@ class Prompts:
 
     def beginning(self, episode: int, observation: str) -> str:
         """Return the first words of an episode."""
-        return _join(f"episode {episode + 1}", observation)
+        return _join(episode_mark(episode), observation)
 
 
 def remark_lines(remarks: Sequence[str]) -> list[str]:
@@ -117,6 +117,11 @@ def prompts_for(
     return Prompts(
         text, _REFLECT, _STRATEGY, _ACT, layout=layout, notes=_NOTES, noted="Your notes:"
     )
+
+
+def episode_mark(episode: int) -> str:
+    """Return the words before the first observation of an episode."""
+    return f"episode {episode + 1}"
 
 
 def _join(*parts: str) -> str:

@@ -28,6 +28,7 @@ from typing import Literal, NamedTuple, get_args
 from mage_async.environments.environment import Play
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Decode, Kind, Trial, Turn, num_decimals, turn_texts
+from mage_async.trials.prompts import episode_mark
 from mage_async.trials.scripted_play import Player, random_play
 
 Place = Literal["anywhere", "turn", "state", "last_word", "first_word", "asked_words"]
@@ -153,7 +154,8 @@ class WinStay:
             if turn.kind is not Kind.ACT:
                 continue
             self._actions.append(turn)
-            self._answers[self._rule.place_of(turn.anchor, turn.index)] = answer
+            of_environment = _before_episode(answer, turn, episode)
+            self._answers[self._rule.place_of(turn.anchor, turn.index)] = of_environment
             if self._rule.pay == "reward":  # known at once; a return is known at the end
                 self._add(turn, turn.reward)
         self._num_read, self._episode = len(turns), episode
@@ -222,15 +224,25 @@ def names(text: str, actions: Iterable[str]) -> list[str]:
 
 
 def answers_of(trial: Trial, decode: Decode) -> list[str]:
-    """Return the text after each turn's completion, up to the next completion; "" after the last
-    turn of a context, such as one that ends with notes.
+    """Return the text after each turn's completion, up to the next completion or the beginning of
+    the next episode; "" after the last turn of a context, such as one that ends with notes.
     """
     texts, ending = turn_texts(trial, decode)
     following = zip(trial.turns, trial.turns[1:], texts[1:], strict=False)
     answers = [
-        text.observation if turn.segment == after.segment else "" for turn, after, text in following
+        _before_episode(text.observation, turn, after.episode)
+        if turn.segment == after.segment
+        else ""
+        for turn, after, text in following
     ]
     return [*answers, ending]
+
+
+def _before_episode(text: str, turn: Turn, episode: int) -> str:
+    """Return a text after a turn without the beginning of the episode that follows, whose number
+    may be an action too.
+    """
+    return text if episode == turn.episode else text.partition(episode_mark(episode))[0]
 
 
 def known_actions(trial: Trial, rule: Rule, decode: Decode) -> frozenset[int]:

@@ -36,6 +36,7 @@ from mage_async.trials.win_stay import (
     NUM_MORE,
     Comparison,
     Rule,
+    answers_of,
     best_rule,
     known_actions,
     player_of,
@@ -295,6 +296,25 @@ def test_a_rule_takes_what_the_answer_to_a_wrong_action_named(chat):
         assert trial.episode_rewards()[1:] == [3.0, 3.0]
         known = known_actions(trial, found.rule, chat.decode)
         assert known == {number for number, turn in enumerate(trial.turns) if turn.episode}
+
+
+class Numbered(Told):
+    """The same, with actions that are also numbers of episodes."""
+
+    legal_actions = ("1", "2", "3", "4")
+    words = (*legal_actions, *TREES, "right", "no", "over")
+
+    def reset(self, seed, task, episode):
+        first = super().reset(seed, task, episode)
+        self.arms = {tree: str(1 + ARMS.index(arm)) for tree, arm in self.arms.items()}
+        return first
+
+
+def test_the_number_of_an_episode_is_no_answer(chat):
+    trials = list(player(Numbered, chat)(random_play, 8))
+    answers = [answer for trial in trials for answer in answers_of(trial, chat.decode)]
+    assert any(" over" in each for each in answers)
+    assert not any("episode" in each for each in answers)
 
 
 @pytest.mark.parametrize(
