@@ -7,6 +7,7 @@ import msgspec
 from mage_async.config.defaults import ON_CORES
 from mage_async.config.schema import Config, FromBest, FromData, FromWinStay
 from mage_async.methods.method import overriding
+from mage_async.policy.demonstrations import FURTHER_S
 from mage_async.results.progress import time_in_words
 from mage_async.trials.win_stay import NUM_PLAYED
 
@@ -213,6 +214,7 @@ def _warm_start_s(config: Config, pace: Pace) -> float:
         case FromWinStay():
             num_steps += warm.max_stable_steps
             play_s += NUM_PLAYED * pace.scripted_s
+            play_s += min(FURTHER_S, warm.further_trials * pace.scripted_s)
         case FromBest():  # the model itself plays
             play_s = warm.trials * pace.trial_s()
         case FromData():

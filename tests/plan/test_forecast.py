@@ -138,7 +138,7 @@ def test_a_warm_start_is_part_of_the_first_step() -> None:
     ("kind", "seconds"),
     [
         # 4 + 5 steps; 200 trials to clone, and 64 of random play and of each of ten rules.
-        ("win_stay", 9 * 6.0 + (200 + 11 * 64) * 0.01),
+        ("win_stay", 9 * 6.0 + (200 + 13 * 64) * 0.01 + 20.0),
         ("best", 4 * 6.0 + 200 * 1.0),  # the model plays them
         ("data", 4 * 6.0),  # nothing is played
     ],
