@@ -1,7 +1,7 @@
 """Train on tasks as a new user would write them: do they start, and do they learn?
 
     python -m bench.learning.first_hour --only Workshop                  one task, 2 minutes
-    python -m bench.learning.first_hour --kind tiny                      six tasks, 15 minutes
+    python -m bench.learning.first_hour --kind tiny                      seven tasks, 20 minutes
     python -m bench.learning.first_hour --kind pretrained --model DIR    a core-hour for each task
 
 Each class of `bench/learning/first_hour_tasks.py` is trained with the README's command and nothing

@@ -122,6 +122,28 @@ class Clinic:
         return ("cured", 1.0, True) if what == self.disease else ("worse", -0.5, True)
 
 
+class Bar:
+    """Serve four guests a drink each. A guest always wants the same drink, and says which one if it
+    gets another."""
+
+    guests = ("ann", "bob", "cid", "dan")
+    legal_actions = ("tea", "milk", "beer", "wine", "juice", "water")
+    words = (*guests, *legal_actions, "serve", "thanks", "no", "end")
+    max_turns, min_return, max_return = 4, 0.0, 4.0
+
+    def reset(self, seed, task, episode):
+        source = random.Random(task)
+        self.wants = {guest: source.choice(self.legal_actions) for guest in self.guests}
+        self.left = random.Random(f"{seed}-{episode}").sample(self.guests, 4)
+        return f"serve {self.left[0]}"
+
+    def step(self, action):
+        wanted = self.wants[self.left.pop(0)]
+        said = "thanks" if action == wanted else f"no {wanted}"
+        following = f"serve {self.left[0]}" if self.left else "end"
+        return f"{said} {following}", float(action == wanted), not self.left
+
+
 class Price:
     """Guess what the vase costs, from 1 to 9 coins. After each guess the seller says: too low, too
     high, or sold."""
@@ -222,5 +244,5 @@ class Mine:
 
 
 # Tasks by kind of model.
-TINY = (GuessNumber, Password, Crossroads, Workshop, Garden, Clinic)
+TINY = (GuessNumber, Password, Crossroads, Workshop, Garden, Clinic, Bar)
 PRETRAINED = (GuessNumber, Price, Language, Courier, Library, Mine)
