@@ -84,6 +84,10 @@ NUM_TIMED = 8
 QUICK_S = 0.3
 """Seconds above which the fastest of these trials is too slow for a thousand. The fastest is
 compared, because on a busy machine the others take longer than they need."""
+SLIPS = 0.2
+"""Probability that a cloned player that follows answers takes any action instead. Without slips all
+its later episodes are right, and its clone, whose are not, has never met an answer to a second
+mistake."""
 FURTHER_S = 20.0
 """Seconds after which no more of `warm_start.further_trials` are played."""
 LATE_S = 5.0
@@ -269,7 +273,8 @@ def _win_stay_trials(
         sentence = compared.sentence(environment.facts.units)
         return NothingToClone(sentence, is_lasting=compared.is_complete)
     num_trials = warm.trials + warm.further_trials
-    play = _training_play(config, environment, chat, player_of(compared.rule), num_trials)
+    player = player_of(compared.rule, SLIPS if compared.rule.follows_answers else 0.0)
+    play = _training_play(config, environment, chat, player, num_trials)
     trials, further_s = list[Trial](), 0.0
     for trial, seconds in in_time(play, LATE_S):
         trials.append(trial)

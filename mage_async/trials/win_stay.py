@@ -128,10 +128,13 @@ class WinStay:
         source: random source of the choice among untried actions.
         rule: defines places, pay and wins.
         words: declared words of the environment, for turns that list no actions; may be empty.
+        slips: probability of any legal action instead of the rule's.
     """
 
-    def __init__(self, source: random.Random, rule: Rule, words: Sequence[str]) -> None:
-        self._source, self._rule, self._words = source, rule, words
+    def __init__(
+        self, source: random.Random, rule: Rule, words: Sequence[str], slips: float = 0.0
+    ) -> None:
+        self._source, self._rule, self._words, self._slips = source, rule, words, slips
         self._pays: defaultdict[Hashable, dict[str, list[float]]] = defaultdict(dict)
         """What each action earned each time, by place and action."""
         self._answers: dict[Hashable, str] = {}
@@ -177,6 +180,8 @@ class WinStay:
                 "win-stay play needs to know what an action may be: declare `legal_actions`, "
                 "`legal_pattern` or `words`"
             )
+        if self._slips and self._source.random() < self._slips:
+            return self._source.choice(legal)
         known = self._mean_pays(play.anchor, len(self._actions))
         known = {action: pay for action, pay in known.items() if action in legal}
         untried = [action for action in legal if action not in known]
@@ -213,9 +218,9 @@ class WinStay:
         self._pays[place].setdefault(turn.action, []).append(pay)
 
 
-def player_of(rule: Rule) -> Player:
+def player_of(rule: Rule, slips: float = 0.0) -> Player:
     """Return the player of a rule, as `scripted_trial` takes it."""
-    return lambda environment, source: WinStay(source, rule, environment.facts.words)
+    return lambda environment, source: WinStay(source, rule, environment.facts.words, slips)
 
 
 def names(text: str, actions: Iterable[str]) -> list[str]:
