@@ -298,6 +298,17 @@ def test_a_rule_takes_what_the_answer_to_a_wrong_action_named(chat):
         assert known == {number for number, turn in enumerate(trial.turns) if turn.episode}
 
 
+def test_a_player_that_slips_is_told_again(chat):
+    rule = Rule("last_word", "reward", 0.25, follows_answers=True)
+    trials = list(player(Told, chat)(player_of(rule, 0.3), 20))
+    returns = np.array([trial.episode_rewards() for trial in trials])
+    assert 1.5 < returns[:, 1:].mean() < 2.9
+    for trial in trials:
+        known = known_actions(trial, rule, chat.decode)
+        assert all(trial.turns[number].reward for number in known)
+    assert any(a < b for a, b in returns[:, 1:]), "the answer to a second mistake was used"
+
+
 class Numbered(Told):
     """The same, with actions that are also numbers of episodes."""
 
