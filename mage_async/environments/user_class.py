@@ -66,7 +66,9 @@ INVALID = "invalid"
 """Observation after a refused action, in an environment with a closed vocabulary."""
 _NO_ACTION = "No action was found: write one between <action> and </action>."
 _MOST_ANCHOR_CHARS = 200
-"""Largest number of characters of an anchor; a longer one is replaced by its digest."""
+"""Largest number of characters of an anchor; a longer one is shortened by a digest."""
+_MOST_WORD_CHARS = 60
+"""Largest number of characters of a word that stays in a shortened anchor."""
 _MOST_SHOWN = 20
 """Largest number of legal actions that are listed when another action is refused."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
@@ -137,9 +139,15 @@ class ResetStepPlay(SlowPlay):
 
     @property
     def anchor(self) -> str:
-        """The class's own `anchor`, or the last observation; a digest of it if it is long."""
+        """The class's own `anchor`, or the last observation. If it is long, a digest replaces all
+        between its first and its last word.
+        """
         text = self.last if self._last_result.anchor is None else self._last_result.anchor
-        return text if len(text) <= _MOST_ANCHOR_CHARS else blake2s(text.encode()).hexdigest()
+        if len(text) <= _MOST_ANCHOR_CHARS:
+            return text
+        # Win-stay, lose-shift compares states by these words too (`win_stay.py`).
+        words, digest = text.split() or [""], blake2s(text.encode()).hexdigest()
+        return f"{words[0]:.{_MOST_WORD_CHARS}} {digest} {words[-1]:.{_MOST_WORD_CHARS}}"
 
     def legal_actions(self) -> Sequence[str]:
         """Return the class's own legal actions, or texts that match its pattern (`matching_texts`);

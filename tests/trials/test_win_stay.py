@@ -16,6 +16,8 @@ import pytest
 
 import mage_async as mage
 from mage_async.assembly import environment_of, trial_config_of
+from mage_async.environments.user_calls import make_pending_calls
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy import demonstrations
@@ -28,7 +30,7 @@ from mage_async.policy.demonstrations import (
 from mage_async.policy.initial_policy import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.summary import reference_rows
-from mage_async.trajectory import Guidance
+from mage_async.trajectory import Guidance, Task
 from mage_async.trials.scripted_play import random_play, random_task, scripted_trial, word_tokens
 from mage_async.trials.win_stay import (
     LEAST_COMPARED,
@@ -326,6 +328,24 @@ def test_the_number_of_an_episode_is_no_answer(chat):
     answers = [answer for trial in trials for answer in answers_of(trial, chat.decode)]
     assert any(" over" in each for each in answers)
     assert not any("episode" in each for each in answers)
+
+
+def test_the_first_and_the_last_word_of_a_long_observation_are_places_too():
+    class Long(Arms):
+        """Pull an arm, and read much."""
+
+        def reset(self, seed, task):
+            return f"red {'nothing ' * (task + 30)}green"
+
+    environment, anchors = ResetStep(Long, {}), set()
+    for member in ("0", "1"):
+        play = environment.begin(Task("long", member, 0), 0)
+        make_pending_calls(play)
+        anchors.add(play.anchor)
+        assert len(play.anchor) <= 200 < len(play.observation)
+        assert Rule("first_word", "reward", 0.0).place_of(play.anchor, 0) == "red"
+        assert Rule("last_word", "reward", 0.0).place_of(play.anchor, 0) == "green"
+    assert len(anchors) == 2
 
 
 @pytest.mark.parametrize(
