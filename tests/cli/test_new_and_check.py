@@ -778,6 +778,18 @@ def test_every_part_that_is_listed_is_known_where_misspelt_ones_are_refused() ->
     assert {name for name, _, _ in check.PARTS} <= {*OPTIONAL_PARTS}
 
 
+def test_a_reset_without_the_episode_is_said_to_draw_the_same_in_all_of_them(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = OPEN.replace("reset(self, seed, task)", "reset(self, seed, task, episode)")
+    assert taken != OPEN
+    for name, source, is_same in (("same", OPEN, True), ("drawn", taken, False)):
+        (vault / f"{name}.py").write_text(source)
+        main(["check", f"{name}:Open"])
+        same = r"\n  episode +of `reset`: `seed` is the same in all episodes of a trial\n"
+        assert bool(re.search(same, capsys.readouterr().out)) == is_same
+
+
 def test_legal_actions_that_methods_set_are_declared_and_played(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

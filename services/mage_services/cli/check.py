@@ -436,6 +436,9 @@ def _print_declared(environment: "Environment") -> None:
         if name == "script" and environment.tools:
             without = "no warm start by a script"
         print(f"  {name:<{_NAME_WIDTH}}{without}")
+    if not environment.wants_episode:
+        without = "of `reset`: `seed` is the same in all episodes of a trial"
+        print(f"  {'episode':<{_NAME_WIDTH}}{without}")
 
 
 def _value(declared: Any) -> str:
