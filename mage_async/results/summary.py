@@ -563,7 +563,8 @@ def _nothing_added(summary: Mapping[str, Any], own: EpisodeRow) -> str:
         return ""
     facts = summary["environment"]
     least, most, units = (facts.get(name) for name in ("min_return", "max_return", "units"))
-    train = summary["evaluation"].get("train")
+    train, blind = (summary["evaluation"].get(name) for name in ("train", "heldout_blind"))
+    digits = num_decimals([own.values[-1], before.values[-1]])
     if most is not None and before.values[-1] * units > most - SOLVED * (most - least):
         cause = "the task was solved already. Choose harder ones"
     elif train and _gap(score_row("", train), own) > 0:
@@ -571,13 +572,19 @@ def _nothing_added(summary: Mapping[str, Any], own: EpisodeRow) -> str:
             "tasks of training are learned by heart, and earn more. Train on more of them, or for "
             "fewer learner.steps"
         )
+    elif blind and _gap(own, score_row("", blind)) > 0:
+        cause = (
+            "the warm start, or the model itself, knew already how to use earlier episodes, for "
+            f"without them (blind) it earns {score_row('', blind).values[-1]:+.{digits}f}. If more "
+            "can be earned here, `mage doctor RUN_DIR` looks for a cause; if it finds none, raise "
+            "learner.entropy or learner.steps"
+        )
     else:
         cause = (
             "`mage doctor RUN_DIR` looks for a cause. If it finds none, raise learner.steps or "
             "learner.learning_rate; evaluation.trials and evaluation.final_trials narrow the "
             "intervals"
         )
-    digits = num_decimals([own.values[-1], before.values[-1]])
     return (
         f"step {summary.get('evaluated_step')} earns {own.values[-1]:+.{digits}f} in the last "
         f"held-out episode, no more than before training, {before.values[-1]:+.{digits}f}, by "

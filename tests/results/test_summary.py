@@ -175,6 +175,8 @@ def test_a_finished_run_that_adds_nothing_to_version_0_says_so_with_the_likely_c
             summary["evaluation"][name] |= returns
         return worse_note(summary)
 
+    blind = {"return_by_episode": [0.0, 0.0, 0.5], "ci95_by_episode": [0.05] * 3}
+    summary["evaluation"]["heldout_blind"] |= blind
     said = "step 80 earns +0.550 in the last held-out episode, no more than before training, +0.500"
     assert note(0.5, 0.55, 0.5).startswith(f"{said}, by their intervals: `mage doctor RUN_DIR` ")
     assert "tasks of training are learned by heart" in note(0.5, 0.55, 0.8)
@@ -182,6 +184,9 @@ def test_a_finished_run_that_adds_nothing_to_version_0_says_so_with_the_likely_c
     # An interval of few trials that holds the largest return does not show it.
     assert "`mage doctor RUN_DIR` looks for a cause" in note(0.5, 0.55, 0.5, half=0.6)
     assert note(0.5, 0.6, 0.5) == ""
+    blind["return_by_episode"][-1] = 0.1
+    assert "knew already how to use earlier episodes" in note(0.5, 0.55, 0.5)
+    assert "without them (blind) it earns +0.100" in note(0.5, 0.55, 0.5)
     halves[-1] = math.nan  # of a single trial
     assert note(0.5, 0.55, 0.5) == ""
     halves[-1] = 0.05
