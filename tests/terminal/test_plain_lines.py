@@ -129,6 +129,13 @@ def test_a_run_that_has_ended_waits_for_nothing(config, run):
     assert "waiting:" not in out.getvalue()
 
 
+def test_the_line_of_a_warm_start_says_how_many_seconds_are_left(config, run):
+    events = [started("learner"), warm_start(0), warm_start(50)]
+    _, out = plain_lines(config, run, events, every_s=6.0)
+    *_, line = [line for line in out.getvalue().splitlines() if "warm_start step=50/150" in line]
+    assert line.endswith(" left_s=12")  # 6 s for 50 steps, and 100 are left
+
+
 def test_a_warm_start_beyond_its_schedule_is_not_a_line_a_step(config, run):
     events = [("learner", warm_start(number)[1] | {"steps": 400}) for number in range(150, 200)]
     _, out = plain_lines(config, run, [warm_start(150), *events])

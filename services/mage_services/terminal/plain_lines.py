@@ -147,7 +147,10 @@ class PlainView:
                         "ratio has fallen to it, at most to warm_start.max_steps (win_stay: "
                         "max_stable_steps), so the number of steps may change"
                     )
-                self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
+                left = self._state.seconds_left(now)
+                # Fewer if the gate opens earlier.
+                ends = "" if left is None else f" left_s={left:.0f}"
+                self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}{ends}")
             else:
                 self.line(self._step_line(metrics))
 
