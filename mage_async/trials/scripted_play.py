@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -76,13 +77,13 @@ class RandomScript:
 class TurnReader(Protocol):
     """Read the turns of a trial and their rewards: a protocol of scripts that need them."""
 
-    def read(self, turns: Sequence[Turn], episode: int, answer: str) -> None:
+    def read(self, turns: Sequence[Turn], episode: int, answer: Callable[[], str]) -> None:
         """Read the turns of the trial so far, before each choice.
 
         Args:
             episode: Number of the current episode.
-            answer: Text after the last turn's completion, which may end with the next observation;
-                "" where a new context begins.
+            answer: Returns the text after the last turn's completion, which may end with the next
+                observation; "" where a new context begins.
         """
         ...
 
@@ -191,7 +192,7 @@ def scripted_trial(
             if reader is not None:
                 is_continued = prompt.context == context
                 after = prompt.tokens[run.turns[-1].stop :] if is_continued else prompt.tokens[:0]
-                reader.read(run.turns, run.episode, chat.decode(after.tolist()))
+                reader.read(run.turns, run.episode, partial(chat.decode, after.tolist()))
             context = prompt.context
             answer = _answer(run, prompt, script, words, chat, config.parser, notes)
             run.receive(_completion(answer))

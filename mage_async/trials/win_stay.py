@@ -23,6 +23,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Play
@@ -85,7 +86,7 @@ class Rule:
     that the best tenth of the actions of random play reach."""
     last: int = 0
     """Number of the last episode; 0 if `good` does not count."""
-    asked: frozenset[str] = frozenset()
+    asked: tuple[str, ...] = ()
     """With the place "asked_words": words of the states in which episodes begin."""
     follows_answers: bool = False
     """Whether an action is taken that the last answer in its place named, if no action has won
@@ -146,19 +147,15 @@ class WinStay:
         self._episode = 0
         """Number of the current episode."""
 
-    def read(self, turns: Sequence[Turn], episode: int, answer: str) -> None:
-        """Learn from the turns of the trial so far.
-
-        Args:
-            episode: Number of the current episode.
-            answer: Text after the last turn's completion.
-        """
+    def read(self, turns: Sequence[Turn], episode: int, answer: Callable[[], str]) -> None:
+        """Learn from the turns of the trial so far; see `TurnReader`."""
         for turn in itertools.islice(turns, self._num_read, None):
             if turn.kind is not Kind.ACT:
                 continue
             self._actions.append(turn)
-            of_environment = _before_episode(answer, turn, episode)
-            self._answers[self._rule.place_of(turn.anchor, turn.index)] = of_environment
+            if self._rule.follows_answers:
+                place = self._rule.place_of(turn.anchor, turn.index)
+                self._answers[place] = _before_episode(answer(), turn, episode)
             if self._rule.pay == "reward":  # known at once; a return is known at the end
                 self._add(turn, turn.reward)
         self._num_read, self._episode = len(turns), episode
@@ -204,8 +201,6 @@ class WinStay:
 
     def _named(self, state: str, index: int, actions: Sequence[str]) -> list[str]:
         """Return those actions that the last answer in a place names, if the rule follows it."""
-        if not self._rule.follows_answers:
-            return []
         return names(self._answers.get(self._rule.place_of(state, index), ""), actions)
 
     def _mean_pays(self, state: str, index: int) -> dict[str, float]:
@@ -225,7 +220,9 @@ def player_of(rule: Rule, slips: float = 0.0) -> Player:
 
 def names(text: str, actions: Iterable[str]) -> list[str]:
     """Return those actions that a text has as whole words."""
-    return [each for each in actions if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text)]
+    # `in` is fast, for an environment may have thousands of actions.
+    found = (each for each in actions if each in text)
+    return [each for each in found if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text)]
 
 
 def answers_of(trial: Trial, decode: Decode) -> list[str]:
@@ -257,7 +254,7 @@ def known_actions(trial: Trial, rule: Rule, decode: Decode) -> frozenset[int]:
     player, found = WinStay(random.Random(), rule, ()), set[int]()
     answers = answers_of(trial, decode) if rule.follows_answers else [""] * len(trial.turns)
     for number, (turn, answer) in enumerate(zip(trial.turns, ["", *answers], strict=False)):
-        player.read(trial.turns[:number], turn.episode, answer)
+        player.read(trial.turns[:number], turn.episode, partial(str, answer))
         if turn.kind is Kind.ACT and player.is_known(turn):
             found.add(number)
     return frozenset(found)
@@ -389,13 +386,13 @@ def best_rule(
     # Of rules that earn the same, the first one is kept.
     actions = [[turn for turn in trial.turns if turn.kind is Kind.ACT] for trial in by_random]
     first = (turn for turns in actions for turn in turns if turn.index == 0)
-    asked = frozenset(word for turn in first for word in turn.anchor.split())
+    asked = tuple(sorted({word for turn in first for word in turn.anchor.split()}))
     follows = [False, True] if _share_named(by_random, decode) >= LEAST_NAMED else [False]
     rules = list[Rule]()
     for follows_answers, place in itertools.product(follows, _places(actions, asked)):
         for pay, earned in pays.items():
             good = sorted(earned)[int((1 - GOOD_SHARE) * len(earned))]
-            words = asked if place == "asked_words" else frozenset[str]()
+            words = asked if place == "asked_words" else ()
             usual = statistics.fmean(earned)
             rules.append(Rule(place, pay, usual, good, last, words, follows_answers))
     for rule in rules:
@@ -448,7 +445,7 @@ def _share_named(trials: Sequence[Trial], decode: Decode) -> float:
     return statistics.fmean(named)
 
 
-def _places(trials: Sequence[Sequence[Turn]], asked: frozenset[str]) -> list[Place]:
+def _places(trials: Sequence[Sequence[Turn]], asked: tuple[str, ...]) -> list[Place]:
     """Return the kinds of place to compare: all of them but
 
     - those that tell the turns of these trials apart in the same way as an earlier kind;
