@@ -444,7 +444,10 @@ class UserObject(Callee):
         if isinstance(listed, str) or not isinstance(listed, Iterable):
             raise CallFault(f"{what}, got {listed!r:.60}")
         # A property or a method may give a new iterator each time; an attribute cannot.
-        if isinstance(inspect.getattr_static(self._object, "legal_actions", None), Iterator):
+        # `getattr_static` is asked last, because it takes longer than all else of a call.
+        if isinstance(listed, Iterator) and isinstance(
+            inspect.getattr_static(self._object, "legal_actions", None), Iterator
+        ):
             raise CallFault(f"{what}, got an iterator, which can be read only once: write a tuple")
         actions = tuple(listed)
         if wrong := [each for each in actions if not isinstance(each, str)]:
