@@ -195,6 +195,12 @@ class DiskFull(RunError):
         self.problem = problem
 
 
+# Here, not beside the other notes in `results/progress.py`: every child process imports this text,
+# and that module imports a third of what a worker process of an environment imports.
+MAKE_ROOM = "Make room, and the run goes on by itself"
+"""Part of a note on a full disk: the run waits for space."""
+
+
 class RunFailed(RunError):
     """A run or a replay failed after it had begun; `mage` exits with status 1, not 2."""
 

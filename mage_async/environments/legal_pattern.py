@@ -11,9 +11,12 @@ import re
 import re._parser  # type: ignore[import-not-found]
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 MAX_CHARACTERS = 1000
 """Longest action that a pattern may describe."""
@@ -67,7 +70,7 @@ LEGAL: {regex_form(pattern)}
 CORE: ~LEGAL & /\\S((?s:.)*\\S)?/
 SPACED: /\\s*/ CORE /\\s*/
 """
-    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(grammar))
+    matcher = _automaton("lark", grammar)
     # A grammar that no text matches is an error too.
     return "" if matcher.is_error() else next(_all_texts(matcher), "")
 
@@ -121,21 +124,29 @@ def matching_texts(pattern: str, words: tuple[str, ...]) -> tuple[str, ...]:
     return DrawnTexts((_drawn(matcher, encoded, source) for _ in range(NUM_TEXTS)), pattern)
 
 
-def _byte_matcher(pattern: str) -> LLMatcher:
+def _byte_matcher(pattern: str) -> "LLMatcher":
     """Return the automaton of a pattern, whose tokens are bytes. `allowed_tokens.py` restricts a
     policy's sampling by the automaton of the same expression.
     """
-    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_regex(f"(?:{pattern})"))
+    return _automaton("regex", f"(?:{pattern})")
 
 
-def _next_bytes(matcher: LLMatcher) -> list[int]:
+def _automaton(syntax: Literal["lark", "regex"], grammar: str) -> "LLMatcher":
+    """Return the automaton of a grammar, whose tokens are bytes."""
+    # Imported only here, because the worker processes of most classes meet no pattern.
+    from llguidance import LLMatcher, LLTokenizer, grammar_from
+
+    return LLMatcher(LLTokenizer("byte"), grammar_from(syntax, grammar))
+
+
+def _next_bytes(matcher: "LLMatcher") -> list[int]:
     """Return the bytes that may follow, ascending."""
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     tokens: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
     return [token for token in tokens if token < 256]  # the others are special tokens
 
 
-def _all_texts(matcher: LLMatcher) -> Iterator[str]:
+def _all_texts(matcher: "LLMatcher") -> Iterator[str]:
     """Yield all texts that an automaton accepts, sorted by their bytes."""
     # Entries: an automaton, the text that led to it, and the byte to add.
     waiting = [(matcher, b"", b"")]
@@ -149,7 +160,7 @@ def _all_texts(matcher: LLMatcher) -> Iterator[str]:
         waiting.extend((after, text, bytes([each])) for each in following)
 
 
-def _drawn(matcher: LLMatcher, words: Sequence[bytes], source: random.Random) -> str:
+def _drawn(matcher: "LLMatcher", words: Sequence[bytes], source: random.Random) -> str:
     """Draw a text that an automaton accepts, piece by piece.
 
     A piece is one byte, one of `words` at the beginning or after a space, or, where the text may

@@ -184,8 +184,6 @@ def drop_kind(reason: str) -> DropKind:
 
 PLAYED_AGAIN = "the trial is played again"
 """Part of a note on a fault after which the trial is played again."""
-MAKE_ROOM = "Make room, and the run goes on by itself"
-"""Part of a note on a full disk: the run waits for space."""
 _PLACE = re.compile(r"\((\S[^()]*(?:\([^()]*\)[^()]*)*, line \d+), in ")
 """File and line in the reason of a call that raised; a folder may have parentheses in its name."""
 

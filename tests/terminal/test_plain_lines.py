@@ -5,7 +5,7 @@ import itertools
 
 from rich.console import Console
 
-from mage_async.results.progress import MAKE_ROOM
+from mage_async.errors import MAKE_ROOM
 from mage_services.terminal.plain_lines import make_view
 from tests.helpers.status_events import (
     FULL_RUN,

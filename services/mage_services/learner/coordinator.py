@@ -18,7 +18,7 @@ from mage_async.admission.concurrent_groups import Concurrency
 from mage_async.admission.ledger import NO_VARIANCE, Accepted, Duplicate, Ledger, Unknown
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import DeterministicFailure
+from mage_async.errors import MAKE_ROOM, DeterministicFailure
 from mage_async.methods.method import Methods
 from mage_async.protocol.journal_records import Dropped, LoadedWeights, Published, SegmentHeader
 from mage_async.protocol.messages import (
@@ -38,7 +38,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.results.progress import MAKE_ROOM, ProgressCounts, drop_kind
+from mage_async.results.progress import ProgressCounts, drop_kind
 from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_async.trajectory import Group

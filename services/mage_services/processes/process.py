@@ -35,8 +35,7 @@ import uvloop
 
 import mage_async
 from mage_async.environments.user_calls import made_now, run_coroutine
-from mage_async.errors import DiskFull, MageError, RunError, error_text, in_utf8
-from mage_async.results.progress import MAKE_ROOM
+from mage_async.errors import MAKE_ROOM, DiskFull, MageError, RunError, error_text, in_utf8
 from mage_async.results.run_directory import RunDirectory
 from mage_async.user_modules import source_digest
 from mage_services.processes.child_process import (

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mage_async.config.schema import Config
+from mage_async.errors import MAKE_ROOM
 from mage_async.results.metrics import injections_by_source
 from mage_async.results.progress import (
-    MAKE_ROOM,
     PLAYED_AGAIN,
     Progress,
     seconds_left,
