@@ -63,6 +63,18 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "vault"
 
 
+@pytest.fixture
+def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a check play and compare fewer trials than a user's, for tests of its other lines."""
+    monkeypatch.setattr(check, "NUM_TRIALS", 64)
+
+
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch, few_trials: None) -> None:
+    """Let a check leave out the search for win-stay and the comparison of held-out tasks."""
+    monkeypatch.setattr(check, "SEARCH_S", 0.0)
+
+
 @pytest.mark.parametrize("name", ["random", "json", "numpy", "jinja2", "class", "Vault"])
 def test_a_name_that_python_or_a_package_uses_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -73,6 +85,7 @@ def test_a_name_that_python_or_a_package_uses_is_refused(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_what_is_written_passes_its_own_tests_and_the_check(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +116,7 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
         assert part in said
 
 
+@pytest.mark.usefixtures("no_search")
 def test_a_class_is_checked_from_python_beside_a_running_loop(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +130,7 @@ def test_a_class_is_checked_from_python_beside_a_running_loop(
         mage.check("bad:Bad")
 
 
+@pytest.mark.usefixtures("no_search")
 def test_a_check_from_python_leaves_processes_and_signals_of_its_process_alone(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,6 +342,7 @@ class Shelf:
 """
 
 
+@pytest.mark.usefixtures("no_search")
 def test_a_class_with_tools_needs_a_pretrained_model_even_if_it_has_words(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,6 +371,7 @@ def test_a_class_with_tools_needs_a_pretrained_model_even_if_it_has_words(
     assert refusal in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +402,7 @@ def test_each_part_of_a_mix_is_named_above_what_is_said_of_it(
     assert begins[0] < first_turns[0] < begins[1] < first_turns[1]
 
 
+@pytest.mark.usefixtures("no_search")
 def test_tokens_of_a_trial_are_not_counted_without_a_model(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -447,6 +465,7 @@ class Rare:
 """
 
 
+@pytest.mark.usefixtures("few_trials")
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
@@ -486,6 +505,7 @@ def test_trials_of_a_class_that_waits_for_a_server_are_played_and_its_faults_lef
     )
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -515,6 +535,7 @@ def test_a_call_that_hangs_in_one_trial_of_many_ends_the_check_with_its_name(
     )
 
 
+@pytest.mark.usefixtures("no_search")
 def test_a_class_may_use_all_of_stdout_and_prints_no_line_between_others(
     vault: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,6 +552,7 @@ def test_a_class_may_use_all_of_stdout_and_prints_no_line_between_others(
         assert "\nx\n" not in said
 
 
+@pytest.mark.usefixtures("no_search")
 def test_a_class_that_changes_the_folder_leaves_the_path_of_the_policy_as_it_is(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -666,6 +688,7 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_so_few_training_tasks_that_they_are_learned_by_heart_are_counted(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -790,6 +813,7 @@ def test_a_reset_without_the_episode_is_said_to_draw_the_same_in_all_of_them(
         assert bool(re.search(same, capsys.readouterr().out)) == is_same
 
 
+@pytest.mark.usefixtures("no_search")
 def test_legal_actions_that_methods_set_are_declared_and_played(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
