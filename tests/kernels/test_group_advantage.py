@@ -200,7 +200,7 @@ def test_shipped_configurations_give_exactly_zero_for_equal_returns(
 ) -> None:
     for name, rules in shipped.items():
         grouped = msgspec.structs.replace(rules, baseline=[*rules.baseline, "group"])
-        found = turn_advantages(batch(0, is_equal=True), grouped, LIMITS, device)
+        found = turn_advantages(batch(0, 8, is_equal=True), grouped, LIMITS, device)
         assert not found.any(), name
 
 
