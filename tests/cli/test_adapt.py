@@ -88,7 +88,7 @@ def test_no_price_is_stated_of_tokens_that_the_endpoint_does_not_count(
         return web.json_response(answer(text) | {"usage": None})
 
     with ChatServer(reply_of("bayes"), {-1: uncounted}).in_thread() as url:
-        assert adapt(url, tmp_path, "--price", "1,10") == 0
+        assert adapt(url, tmp_path, "--price", "1,10", "--trials", "4") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "neither their number nor their price is known" in said
     assert "in money" not in said
@@ -107,8 +107,8 @@ def test_an_endpoint_that_changes_its_settings_is_named_also_after_an_interrupti
 
     faults = dict.fromkeys(range(50), of("a")) | {50: refusing(401), -1: of("b")}
     with ChatServer(reply_of("bayes"), faults).in_thread() as url:
-        assert adapt(url, tmp_path) == 1
-        assert adapt(url, tmp_path) == 0
+        assert adapt(url, tmp_path, "--trials", "4") == 1
+        assert adapt(url, tmp_path, "--trials", "4") == 0
     assert "2 different settings" in " ".join(capsys.readouterr().out.split())
     document = json.loads((tmp_path / "certificate.json").read_text())
     assert document["fingerprints"] == ["a", "b"]
@@ -185,13 +185,13 @@ def test_an_interrupted_measurement_loses_nothing(
     server = ChatServer(reply_of("bayes"), {100: answering("hi", model="player-2")})
     whole = ChatServer(reply_of("bayes"))
     with server.in_thread() as url:
-        assert adapt(url, tmp_path / "a") == 1
+        assert adapt(url, tmp_path / "a", "--trials", "4") == 1
         assert "changed its model: 'player-1' has answered so far" in capsys.readouterr().err
         answers = len((tmp_path / "a" / "answers.jsonl").read_text().splitlines())
-        assert adapt(url, tmp_path / "a") == 0
+        assert adapt(url, tmp_path / "a", "--trials", "4") == 0
         used = server.num_requests
     with whole.in_thread(int(url.rpartition(":")[2].partition("/")[0])) as url:
-        assert adapt(url, tmp_path / "b") == 0
+        assert adapt(url, tmp_path / "b", "--trials", "4") == 0
     # Answers that were on their way when the other model came are asked for again.
     assert answers >= 100 - 16
     assert used <= whole.num_requests + 1 + 16
@@ -211,9 +211,9 @@ def test_no_trial_rests_on_answers_of_an_endpoint_that_returned_nothing(
     silent = dict.fromkeys(range(100, 130), answering(""))
     server = ChatServer(reply_of("bayes"), silent)
     with server.in_thread() as url:
-        assert adapt(url, tmp_path, "--concurrency", "1") == 1
+        assert adapt(url, tmp_path, "--concurrency", "1", "--trials", "4") == 1
         assert "returned no text in 10 calls in a row" in capsys.readouterr().err
-        assert adapt(url, tmp_path, "--concurrency", "1") == 0
+        assert adapt(url, tmp_path, "--concurrency", "1", "--trials", "4") == 0
     document = json.loads((tmp_path / "certificate.json").read_text())
     assert document["costs"]["empty"] == 0
     assert document["returns"]["own"][1][0] == 1.0
@@ -307,7 +307,7 @@ def test_a_trial_that_the_engine_fails_in_every_try_is_cut_alone(
     monkeypatch.setattr(chat_endpoint.ChatEndpoint, "complete", lose_one)
     monkeypatch.setattr(rollout, "RETRY_PAUSE_S", 0.0)
     with ChatServer(reply_of("bayes")).in_thread() as url:
-        assert adapt(url, tmp_path) == 0
+        assert adapt(url, tmp_path, "--trials", "4") == 0
     lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
     assert [line["trial"] for line in lines if line["is_cut"]] == [f"{GAME}/3/own"]
     assert "tries: the engine is gone" in capsys.readouterr().err
