@@ -505,7 +505,7 @@ def test_trials_of_a_class_that_waits_for_a_server_are_played_and_its_faults_lef
     )
 
 
-@pytest.mark.usefixtures("few_trials")
+@pytest.mark.usefixtures("no_search")
 def test_what_a_class_prints_and_what_is_odd_about_it_are_said_in_a_line_each(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
