@@ -500,10 +500,10 @@ def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
 PLAYED_REFERENCES = {"random", "win-stay"}
 """Names of the references that are measured by playing, for an environment that states none."""
 BEFORE_TRAINING = "before training"
-SOLVED = 0.05
-"""Share of the range of returns below the largest one within which a task counts as solved."""
 """Label of the returns of version 0: those of the warm start's result, or of the pretrained model.
 """
+SOLVED = 0.05
+"""Share of the range of returns below the largest one within which a task counts as solved."""
 
 
 def worse_note(summary: Mapping[str, Any]) -> str:
