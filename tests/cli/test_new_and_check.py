@@ -664,7 +664,7 @@ def test_play_that_would_take_long_is_not_begun(
     (vault / "slow.py").write_text(slow.replace("class", "import time\n\n\nclass", 1))
     assert main(["check", "slow:Vault", "--set", 'trial.memory="reflection"']) == 0
     said = capsys.readouterr().out
-    assert "  win-stay not played: its rule is found in 704 trials, about " in said
+    assert "  win-stay not played: its rule is found in 832 trials, about " in said
     assert "the first context of a trial of random play has " in said
 
 
