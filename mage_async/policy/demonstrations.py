@@ -86,9 +86,9 @@ QUICK_S = 0.3
 compared, because on a busy machine the others take longer than they need."""
 SLIPS = 0.2
 """Probability that a player that follows answers takes any action instead, in further trials.
-Without slips all its later episodes are right, and its clone, whose are not, has never met an answer
-to a second mistake. In the first trials slips would keep the gate shut: in one of three seeds of a
-class of guests for over 1,000 steps, without them for 575."""
+Without slips all its later episodes are right, and its clone, whose are not, has never met an
+answer to a second mistake. In the first trials slips would keep the gate shut: in one of three
+seeds of a class of guests for over 1,000 steps, without them for 575."""
 FURTHER_S = 20.0
 """Seconds after which no more of `warm_start.further_trials` are played."""
 LATE_S = 5.0

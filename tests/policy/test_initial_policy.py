@@ -238,6 +238,27 @@ def test_a_warm_start_whose_gradients_are_never_finite_fails(tmp_path: Path) -> 
         cloned(tmp_path / "long", [math.nan], steps=100)
 
 
+def test_further_examples_are_cloned_once_the_rate_falls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_tiny(Tiny(), (), 0, tmp_path)
+    seen = list[list[bool]]()
+    split = warm_start_module.split_minibatch
+
+    def recorded(examples: list[Example], *given: Any, **keys: Any) -> Any:
+        seen.append([each.is_further for each in examples])
+        return split(examples, *given, **keys)
+
+    monkeypatch.setattr(warm_start_module, "split_minibatch", recorded)
+    tokens = np.arange(5)
+    first = Example(tokens, np.ones(5, np.float32), tokens * 0)
+    warm = FromWinStay(max_stable_steps=3, steps=4, batch_size=16)
+    examples = [first, replace(first, is_further=True)]
+    model = load_policy(tmp_path, "float32", "cpu")
+    warm_start(model, examples, Config(warm_start=warm), lambda progress: None)
+    assert [any(each) for each in seen] == [False] * 3 + [True] * 4
+
+
 OWN = '''
 from cards import CARDS
 

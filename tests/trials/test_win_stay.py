@@ -25,6 +25,8 @@ from mage_async.policy.demonstrations import (
     TRIED_WEIGHT,
     WIN_STAY_RULE,
     compare_win_stay,
+    examples_to_clone,
+    untimed,
     win_stay_examples,
 )
 from mage_async.policy.initial_policy import prepare_policy
@@ -309,6 +311,20 @@ def test_a_player_that_slips_is_told_again(chat):
         known = known_actions(trial, rule, chat.decode)
         assert all(trial.turns[number].reward for number in known)
     assert any(a < b for a, b in returns[:, 1:]), "the answer to a second mistake was used"
+
+
+def test_further_trials_alone_have_slips(chat, tmp_path):
+    save_tokenizer(build_tokenizer(Told.words), tmp_path)
+    keys = {"warm_start.kind": "win_stay", "warm_start.trials": 20}
+    config = configured(Told, **keys, **{"warm_start.further_trials": 30})
+    examples, _, rule = examples_to_clone(config, config.warm_start, tmp_path, untimed)
+    assert rule.follows_answers
+    tried = {is_further: [] for is_further in (False, True)}
+    for each in examples:
+        tried[each.is_further].append(int((each.episodes == 0).sum()))
+    assert tried[False] == [3] * 20, "only the first episode tries actions"
+    assert len(tried[True]) == 30
+    assert max(tried[True]) > 3
 
 
 class Numbered(Told):
