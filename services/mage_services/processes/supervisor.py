@@ -296,7 +296,8 @@ class Supervisor:
         """
         if self.doctor is None:
             return
-        self.doctor.note_warm_start(read_document(self.run.warm_start))
+        if not self.doctor.last_step:  # the warm start has ended before the first step
+            self.doctor.note_warm_start(read_document(self.run.warm_start))
         for finding in self.doctor.step(metrics):
             self._show("doctor", {"event": "finding", "text": finding.sentence()})
             if finding.name in self.config.doctor.halt:
