@@ -47,11 +47,11 @@ class Exchange:
 
     @cached_property
     def _word(self) -> re.Pattern[str]:
-        return _any_of(self._shown)
+        return whole_word(self._shown)
 
 
-def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of any of the words, where it is a whole word of a text."""
+def whole_word(words: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of any of the words, or groups of words, where it is whole in a text."""
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
 
@@ -77,7 +77,7 @@ def fault_of(sets: Sequence[object], words: Sequence[str]) -> str:
     # With "blue" shown as "red", the text "blue-hot" would be shown as "red-hot", which is read as
     # the one word.
     for word in sorted(seen):
-        pattern = _any_of([word])
+        pattern = whole_word([word])
         for other in sorted(seen - {word}):
             if pattern.search(other):
                 return f"must not list {word!r:.60} beside {other!r:.60}, in which it is a word too"

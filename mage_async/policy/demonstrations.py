@@ -280,8 +280,8 @@ def _win_stay_trials(
             f"a trial of the player that repeats what paid takes more than {LATE_S:g} s"
         )
     player = player_of(compared.rule, SLIPS if compared.rule.follows_answers else 0.0)
-    given = player, warm.further_trials, lambda fault: None, "win-stay, further"
-    play, further, took_s = _training_play(config, environment, chat, *given), list[Trial](), 0.0
+    count, further, took_s = warm.further_trials, list[Trial](), 0.0
+    play = _training_play(config, environment, chat, player, count, drawn_for="win-stay, further")
     for trial, seconds in in_time(play, LATE_S):
         further.append(trial)
         took_s += seconds
@@ -338,9 +338,11 @@ def compare_win_stay(
     """
     faults = list[TrialFault]()
 
-    def play(player: Player, count: int = NUM_COMPARED) -> Iterator[tuple[Trial, float]]:
-        trials = _training_play(config, environment, chat, player, count, faults.append)
-        return in_time(trials, LATE_S)
+    def play(
+        player: Player, count: int = NUM_COMPARED, drawn_for: str = "win-stay"
+    ) -> Iterator[tuple[Trial, float]]:
+        given = player, count, faults.append, drawn_for
+        return in_time(_training_play(config, environment, chat, *given), LATE_S)
 
     seconds = list[float]()
     for _, each in play(random_play, NUM_TIMED):
@@ -359,13 +361,11 @@ def compare_win_stay(
     if min(seconds) > QUICK_S:
         return f"each of {len(seconds)} trials of random play took over {QUICK_S} s"
 
-    def play_more(player: Player) -> Iterator[Trial]:
-        given = player, NUM_MORE, faults.append, "win-stay, again"
-        trials = _training_play(config, environment, chat, *given)
-        return (trial for trial, _ in in_time(trials, LATE_S))
-
-    found = best_rule(lambda player: (trial for trial, _ in play(player)), play_more, chat.decode)
-
+    found = best_rule(
+        lambda player: (trial for trial, _ in play(player)),
+        lambda player: (trial for trial, _ in play(player, NUM_MORE, "win-stay, again")),
+        chat.decode,
+    )
     if found is None:
         return (
             f"fewer than {LEAST_COMPARED} of {NUM_COMPARED} trials of random play, or of the "

@@ -18,7 +18,6 @@ alone discovers late and suddenly.
 import itertools
 import math
 import random
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -27,6 +26,7 @@ from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Play
+from mage_async.environments.interchangeable_words import whole_word
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Decode, Kind, Trial, Turn, num_decimals, turn_texts
 from mage_async.trials.prompts import episode_mark
@@ -45,7 +45,7 @@ NUM_COMPARED = 64
 """Number of trials by which a rule is compared with the others."""
 LEAST_COMPARED = NUM_COMPARED // 2
 """Smallest number of trials of each player from which a rule is chosen: in fewer trials, the best
-of ten rules would beat random play by luck alone."""
+of so many rules would beat random play by luck alone."""
 LEAST_RECURRENCE = 2.0
 """Number of times that a trial of random play must meet a word, in the mean, for words to be
 compared as places. The tiny model did not learn in 800 steps to look up which of 20 numbers it had
@@ -222,7 +222,7 @@ def names(text: str, actions: Iterable[str]) -> list[str]:
     """Return those actions that a text has as whole words."""
     # `in` is fast, for an environment may have thousands of actions.
     found = (each for each in actions if each in text)
-    return [each for each in found if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text)]
+    return [each for each in found if whole_word([each]).search(text)]
 
 
 def answers_of(trial: Trial, decode: Decode) -> list[str]:
@@ -388,13 +388,14 @@ def best_rule(
     first = (turn for turns in actions for turn in turns if turn.index == 0)
     asked = tuple(sorted({word for turn in first for word in turn.anchor.split()}))
     follows = [False, True] if _share_named(by_random, decode) >= LEAST_NAMED else [False]
+    usual = {pay: statistics.fmean(earned) for pay, earned in pays.items()}
+    good = {
+        pay: sorted(earned)[int((1 - GOOD_SHARE) * len(earned))] for pay, earned in pays.items()
+    }
     rules = list[Rule]()
-    for follows_answers, place in itertools.product(follows, _places(actions, asked)):
-        for pay, earned in pays.items():
-            good = sorted(earned)[int((1 - GOOD_SHARE) * len(earned))]
-            words = asked if place == "asked_words" else ()
-            usual = statistics.fmean(earned)
-            rules.append(Rule(place, pay, usual, good, last, words, follows_answers))
+    for follow, place, pay in itertools.product(follows, _places(actions, asked), pays):
+        words = asked if place == "asked_words" else ()
+        rules.append(Rule(place, pay, usual[pay], good[pay], last, words, follow))
     for rule in rules:
         by_rule = list(play(player_of(rule)))
         if (compared := _compared(rule, len(rules), by_rule, by_random)) is None:

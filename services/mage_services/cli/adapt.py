@@ -528,15 +528,14 @@ def _prepare(
 
 def _unnamed_actions(games: "Sequence[Game]") -> Iterator[str]:
     """Yield a sentence for each class whose rules name none of its legal actions."""
+    from mage_async.environments.interchangeable_words import whole_word
     from mage_async.environments.user_class import ResetStep
 
     for game in games:
         if not isinstance(game.environment, ResetStep):
             continue
         actions, rules = game.environment.actions_of_every_turn, game.environment.rules()
-        if isinstance(actions, tuple) and not any(
-            re.search(rf"(?<!\w){re.escape(each)}(?!\w)", rules) for each in actions
-        ):
+        if isinstance(actions, tuple) and not whole_word(actions).search(rules):
             yield (
                 f"{game.label}: the docstring or `rules` of the class names none of its "
                 f"{len(actions)} legal_actions, such as {actions[0]}, and an endpoint may write "
